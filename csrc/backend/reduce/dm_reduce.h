@@ -1,0 +1,28 @@
+/* Reduce kernels: out[i] = a[i] op b[i], for every dtype and reduce op.
+ *
+ * Pure C, no state; used by every CPU backend (gloo gets them as its reduce
+ * function). out may be a or b; the three do not overlap otherwise. Integers wrap
+ * as numpy's do, min and max let NaN through as numpy.minimum/maximum do, float16
+ * and bfloat16 compute in float32 and round once (to nearest even).
+ */
+#ifndef DM_REDUCE_H
+#define DM_REDUCE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/dm_dtype.h"
+
+typedef void (*dm_reduce_fn)(void *out, const void *a, const void *b, size_t count);
+
+/* The kernel, or NULL where the pair makes no sense (min of complex, band of
+ * floats). DM_AVG's kernel is DM_SUM's; the caller ends with dm_reduce_finish. */
+dm_reduce_fn
+dm_reduce_lookup(dm_dtype dtype, dm_reduce_op op);
+
+/* What is left to do once all `size` members are combined: DM_AVG divides (integers
+ * towards zero, as torch does); nothing for the other ops. */
+void
+dm_reduce_finish(void *data, size_t count, dm_dtype dtype, dm_reduce_op op, int size);
+
+#endif

@@ -1,0 +1,139 @@
+/* A group: the communicator of an ordered list of ranks.
+ *
+ * Made without communication; connects at its first operation. Operations run one
+ * at a time, in the order in which they were given, and carry a number from 1 up
+ * that all members agree on. States: new -> connecting -> ready, and from any of
+ * them -> broken (a failed operation; refuses work, naming the first failure) or
+ * closed. Counted: hold and release from any thread; a work holds its group.
+ *
+ * Every error of an operation is prefixed "all_reduce #12 on group 'tp'
+ * (ranks 2, 3): ..." (long rank lists are abbreviated).
+ */
+#ifndef DM_GROUP_H
+#define DM_GROUP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backend/dm_backend.h"
+#include "base/dm_clock.h"
+#include "base/dm_status.h"
+#include "group/dm_world.h"
+
+typedef struct dm_group dm_group;
+typedef struct dm_work dm_work;
+
+typedef struct dm_group_spec {
+    const int32_t *ranks; /* global ranks in group order; copied */
+    int32_t size;
+    const char *identity; /* unique among the world's groups, equal on all members:
+                             a mesh's identity plus what tells its groups apart */
+    const char *dim_name; /* for people: "tp"; copied */
+    const char *backend;  /* "gloo", "fake", ...; groups of one use "fake" whatever
+                             is asked for, and still report the name asked for */
+    int64_t timeout_ns;   /* negative: none */
+} dm_group_spec;
+
+/* This rank must be in the list. DM_ERR_VALUE, DM_ERR_LIBRARY, DM_ERR_CLOSED (world).
+ */
+dm_status
+dm_group_new(dm_world *world, const dm_group_spec *spec, dm_group **group,
+             dm_error *err);
+
+dm_group *
+dm_group_hold(dm_group *group);
+
+/* NULL is fine. The last release of a group that was not closed aborts it; it never
+ * waits. */
+void
+dm_group_release(dm_group *group);
+
+int32_t
+dm_group_rank(const dm_group *group);
+
+int32_t
+dm_group_size(const dm_group *group);
+
+/* Borrowed, dm_group_size entries. */
+const int32_t *
+dm_group_ranks(const dm_group *group);
+
+/* The identity of the spec. Borrowed. */
+const char *
+dm_group_name(const dm_group *group);
+
+const char *
+dm_group_dim_name(const dm_group *group);
+
+const char *
+dm_group_backend(const dm_group *group);
+
+const char *
+dm_group_transport(const dm_group *group);
+
+int64_t
+dm_group_timeout(const dm_group *group);
+
+void
+dm_group_set_timeout(dm_group *group, int64_t timeout_ns);
+
+dm_world *
+dm_group_world(const dm_group *group);
+
+bool
+dm_group_is_closed(const dm_group *group);
+
+/* Operations given so far. */
+uint64_t
+dm_group_seq(const dm_group *group);
+
+/* Runs one operation and waits for it (op->seq is filled in). Blocks; the caller's
+ * thread does the work where nothing is queued before it. The deadline is the
+ * group's time-out unless the wait's is sooner. */
+dm_status
+dm_group_run(dm_group *group, dm_op *op, const dm_wait *wait, dm_error *err);
+
+/* Queues one operation; the group's worker thread runs it. `done` is called once,
+ * from any thread, with no lock held, when the operation no longer touches the
+ * buffers (also on failure); it must not block and must not take the GIL. */
+dm_status
+dm_group_submit(dm_group *group, const dm_op *op, void (*done)(void *arg), void *arg,
+                dm_work **work, dm_error *err);
+
+/* Ends what runs or is queued with DM_ERR_CLOSED, stops the worker, frees the
+ * connections. Idempotent; waits for no other rank. */
+dm_status
+dm_group_close(dm_group *group, dm_error *err);
+
+/* As close, from any thread, never blocking, with DM_ERR_ABORTED. */
+void
+dm_group_abort(dm_group *group);
+
+/* --- works ------------------------------------------------------------------------ */
+
+dm_work *
+dm_work_hold(dm_work *work);
+
+void
+dm_work_release(dm_work *work);
+
+/* Finished, well or not. Never blocks. */
+bool
+dm_work_is_done(const dm_work *work);
+
+/* Waits until the work has finished and returns its result (err: its error). A
+ * DM_ERR_TIMEOUT or DM_ERR_INTERRUPTED of this wait leaves the work running. */
+dm_status
+dm_work_wait(dm_work *work, const dm_wait *wait, dm_error *err);
+
+uint64_t
+dm_work_seq(const dm_work *work);
+
+/* --- one Python object for each group ------------------------------------------- */
+
+/* A slot that the layer above may use; the core never looks at it. Guarded by the
+ * GIL. */
+void **
+dm_group_slot(dm_group *group);
+
+#endif
