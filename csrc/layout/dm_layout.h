@@ -1,7 +1,7 @@
 /* Mesh layouts: sizes and strides, no communication.
  *
  * A layout maps the coordinates of a mesh to *offsets* 0..cosize-1 in its
- * root; a dm_ranks maps offsets to ranks. Each dim is a list of factors
+ * root; a dm_ranks (dm_ranks.h) maps offsets to ranks. Each dim is a list of factors
  * (size, stride), outermost first, so that a dim made by flattening dims that
  * are not adjacent is exact. The factors of a dim are kept canonical: factors of
  * size 1 are dropped and neighbours that one factor can express are merged, so
@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "base/dm_status.h"
+#include "layout/dm_ranks.h"
 
 typedef struct dm_factor {
     int64_t size;
@@ -27,16 +28,16 @@ typedef struct dm_factor {
 
 typedef struct dm_layout dm_layout;
 
-/* The row-major layout of a shape: the last dim has stride 1. `names` are
- * used in error texts only and may be NULL. DM_ERR_VALUE: a size below 1, or a
- * product above INT32_MAX. ndim 0 is a layout of one element. */
+/* The row-major layout of a shape: the last dim has stride 1. DM_ERR_VALUE: a
+ * size below 1, or a product above INT32_MAX. ndim 0 is a layout of one element. */
 dm_status
 dm_layout_new(const int64_t *shape, int ndim, dm_layout **layout, dm_error *err);
 
 /* From explicit dims: dim d has the factors
  * factors[first[d]] .. factors[first[d + 1] - 1]. They are made canonical.
- * DM_ERR_VALUE: a size below 1, a negative stride, an overflow. Overlap is not
- * an error here: see dm_layout_is_orthogonal. */
+ * DM_ERR_VALUE: a size below 1, a negative stride, more than INT64_MAX elements
+ * or a cosize beyond it. Overlap is not an error here: see
+ * dm_layout_is_orthogonal. */
 dm_status
 dm_layout_from_factors(const dm_factor *factors, const int *first, int ndim,
                        dm_layout **layout, dm_error *err);
@@ -73,18 +74,21 @@ dm_layout_equal(const dm_layout *a, const dm_layout *b);
 uint64_t
 dm_layout_hash(const dm_layout *layout);
 
-/* No two coordinates share an offset, by torch's rule: sorted by stride, each
- * stride is a multiple of the next smaller stride times its size. */
+/* No two coordinates share an offset, by torch's rule: with all dims flattened
+ * and the factors sorted by stride, each stride is a multiple of the next smaller
+ * stride times its size. Stricter than torch in one point: a stride of 0 is always
+ * an overlap. O(1). */
 bool
 dm_layout_is_orthogonal(const dm_layout *layout);
 
-/* The strides of all factors, in order, never increase. */
+/* The strides of the factors never increase once all dims are flattened. O(1). */
 bool
 dm_layout_is_sorted(const dm_layout *layout);
 
 /* --- new layouts from old ------------------------------------------------- */
 
-/* The dims dims[0..n-1], in that order. DM_ERR_VALUE: an index out of range. */
+/* The dims dims[0..n-1], in that order; the same one may come twice (and then
+ * overlaps). DM_ERR_VALUE: an index out of range. */
 dm_status
 dm_layout_select(const dm_layout *layout, const int *dims, int n, dm_layout **out,
                  dm_error *err);
@@ -93,18 +97,22 @@ dm_layout_select(const dm_layout *layout, const int *dims, int n, dm_layout **ou
 dm_status
 dm_layout_flatten(const dm_layout *layout, dm_layout **out, dm_error *err);
 
-/* Dim `dim` split row-major into n dims. DM_ERR_VALUE: the product of sizes is
- * not the dim's size, or the split cuts a factor unevenly. */
+/* Dim `dim` split row-major into n dims. DM_ERR_VALUE: dim out of range, a size
+ * below 1, a product of sizes that is not the dim's size, or a split that cuts a
+ * factor unevenly. */
 dm_status
 dm_layout_unflatten(const dm_layout *layout, int dim, const int64_t *sizes, int n,
                     dm_layout **out, dm_error *err);
 
-/* The dims of all layouts one after the other. */
+/* The dims of all layouts one after the other. DM_ERR_VALUE: an overflow. */
 dm_status
 dm_layout_concatenate(const dm_layout *const *layouts, int n, dm_layout **out,
                       dm_error *err);
 
 /* --- coordinates ----------------------------------------------------------- */
+
+/* Reading a coordinate from an offset is unambiguous in an orthogonal layout only;
+ * in any other the functions stay defined but their answers mean nothing. */
 
 /* offset -> coordinate (ndim values). The offset may belong to any sibling of
  * a slice: only the digits of this layout's dims are read. */
@@ -130,48 +138,10 @@ dm_layout_offsets(const dm_layout *layout, int64_t base, int64_t *offsets);
 
 /* The factors that fill what `layout` leaves out of 0..cosize-1, as a layout of
  * one dim: its offsets are the bases of all siblings of a slice, ascending.
- * DM_ERR_VALUE when the layout does not tile `cosize`. */
+ * DM_ERR_VALUE when the layout does not tile `cosize` (torch rounds up there) or
+ * is not orthogonal. */
 dm_status
 dm_layout_complement(const dm_layout *layout, int64_t cosize, dm_layout **out,
                      dm_error *err);
-
-/* --- ranks ------------------------------------------------------------------ */
-
-/* Offsets to ranks: identity (costs nothing) or an explicit list. Immutable. */
-typedef struct dm_ranks dm_ranks;
-
-/* The identity map of n offsets. */
-dm_status
-dm_ranks_identity(int64_t n, dm_ranks **ranks, dm_error *err);
-
-/* Copies the list; one that is 0..n-1 becomes the identity. DM_ERR_VALUE: a
- * negative rank, or a rank that is there twice (the text names it and both
- * places). */
-dm_status
-dm_ranks_new(const int32_t *list, int64_t n, dm_ranks **ranks, dm_error *err);
-
-void
-dm_ranks_free(dm_ranks *ranks);
-
-int64_t
-dm_ranks_size(const dm_ranks *ranks);
-
-bool
-dm_ranks_is_identity(const dm_ranks *ranks);
-
-/* The rank at an offset in range. O(1). */
-int32_t
-dm_ranks_at(const dm_ranks *ranks, int64_t offset);
-
-/* The offset of a rank, or -1. O(1) for the identity, else O(log n). */
-int64_t
-dm_ranks_find(const dm_ranks *ranks, int32_t rank);
-
-bool
-dm_ranks_equal(const dm_ranks *a, const dm_ranks *b);
-
-/* Stable across processes; O(1) for the identity, else computed at creation. */
-uint64_t
-dm_ranks_hash(const dm_ranks *ranks);
 
 #endif
