@@ -15,10 +15,11 @@
 #ifndef DM_STORE_H
 #define DM_STORE_H
 
-#include <stdbool.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "base/dm_clock.h"
 #include "base/dm_status.h"
@@ -36,14 +37,21 @@ typedef struct dm_bytes {
     size_t size;
 } dm_bytes;
 
+/* NULL and empty are fine; leaves {NULL, 0}. */
 void
 dm_bytes_free(dm_bytes *bytes);
+
+/* A copy of `size` bytes with the NUL behind it. DM_ERR_NO_MEMORY. */
+dm_status
+dm_bytes_copy(const void *data, size_t size, dm_bytes *bytes, dm_error *err);
 
 typedef struct dm_store dm_store;
 
 /* What an implementation provides. `multi_get` waits for all keys. Entries that
  * are NULL are answered with DM_ERR_UNSUPPORTED, except: multi_get and multi_set
- * fall back to loops, barrier to add + wait, compare_set has no fallback. */
+ * fall back to loops, barrier to add + wait, wait_unless to wait and check by turns;
+ * compare_set has no fallback. Keys, sizes and the fork are checked before a call
+ * gets here. */
 typedef struct dm_store_ops {
     const char *kind; /* "tcp", "file", "hash", "prefix", "python" */
     dm_status (*set)(dm_store *, const char *key, const void *data, size_t size,
@@ -80,6 +88,11 @@ typedef struct dm_store_ops {
     /* Returns when `world` callers have come to `key`. Reusable. */
     dm_status (*barrier)(dm_store *, const char *key, int32_t world, const dm_wait *,
                          dm_error *);
+    dm_status (*wait_unless)(dm_store *, const char *const *keys, size_t n,
+                             const char *const *unless, size_t m, const dm_wait *,
+                             dm_error *);
+    dm_status (*will)(dm_store *, const char *key, const void *data, size_t size,
+                      const dm_wait *, dm_error *);
     /* Ends calls in flight with DM_ERR_CLOSED and refuses new ones. Idempotent. */
     void (*close)(dm_store *);
     /* The count has reached 0: frees the object. Never blocks. */
@@ -90,9 +103,10 @@ typedef struct dm_store_ops {
 struct dm_store {
     const dm_store_ops *ops;
     atomic_int refs;
+    pid_t pid; /* the process that made it */
 };
 
-/* Sets the head up with one reference. */
+/* Sets the head up with one reference, owned by this process. */
 void
 dm_store_init(dm_store *store, const dm_store_ops *ops);
 
@@ -172,10 +186,31 @@ dm_status
 dm_store_queue_len(dm_store *, const char *key, const dm_wait *, int64_t *n,
                    dm_error *);
 
+/* Returns when `world` callers have come to `key`, which may be used again at once.
+ * After a DM_ERR_TIMEOUT or DM_ERR_INTERRUPTED the key is spent where the store has
+ * no barrier of its own (file, python, torch's server). */
 dm_status
 dm_store_barrier(dm_store *, const char *key, int32_t world, const dm_wait *,
                  dm_error *);
 
+/* Departures. A client leaves a will; when its process dies or drops its connection
+ * without dm_store_close, the server sets `key` to `data` (text for people: "rank 3
+ * (host b, pid 812) is gone"). A second will for the same key replaces the first.
+ * Costs one connection of its own. DM_ERR_UNSUPPORTED where nobody can do that:
+ * every store but tcp, and tcp under torch's server. Not executed while a forked
+ * child still holds the connection. */
+dm_status
+dm_store_will(dm_store *, const char *key, const void *data, size_t size,
+              const dm_wait *, dm_error *);
+
+/* As dm_store_wait, but ends with DM_ERR_PEER as soon as one of the `unless` keys is
+ * there while one of `keys` is not; the text is that key's value. At once where the
+ * store is tcp under our server or in-process; elsewhere within about a second. */
+dm_status
+dm_store_wait_unless(dm_store *, const char *const *keys, size_t n,
+                     const char *const *unless, size_t m, const dm_wait *, dm_error *);
+
+/* Says goodbye first: wills are not executed. */
 void
 dm_store_close(dm_store *);
 
@@ -203,6 +238,12 @@ dm_store_file_new(const char *path, dm_store **store, dm_error *);
 dm_status
 dm_store_tcp_new(const char *host, uint16_t port, const char *token, const dm_wait *,
                  dm_store **store, dm_error *);
+
+/* For implementations: writes "'a', 'b' and 3 more" about the keys whose `there` is
+ * false (NULL: all of them) into `text`, cut to fit. Returns `text`. */
+const char *
+dm_store_list_missing(const char *const *keys, const bool *there, size_t n, char *text,
+                      size_t size);
 
 /* --- server ---------------------------------------------------------------------- */
 
