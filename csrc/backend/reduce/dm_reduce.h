@@ -1,9 +1,11 @@
 /* Reduce kernels: out[i] = a[i] op b[i], for every dtype and reduce op.
  *
  * Pure C, no state; used by every CPU backend (gloo gets them as its reduce
- * function). out may be a or b; the three do not overlap otherwise. Integers wrap
- * as numpy's do, min and max let NaN through as numpy.minimum/maximum do, float16
- * and bfloat16 compute in float32 and round once (to nearest even).
+ * function). out may be a or b; the three do not overlap otherwise, and no alignment
+ * is assumed. Integers wrap as numpy's do. Floats below 32 bits compute in float32
+ * and round once (to nearest even). min and max let NaN through as
+ * numpy.minimum/maximum do, put -0 below 0, and give the same bits whichever of a
+ * and b comes first. Bools: any byte but 0 is true, sum is or, product is and.
  */
 #ifndef DM_REDUCE_H
 #define DM_REDUCE_H
@@ -16,12 +18,15 @@
 typedef void (*dm_reduce_fn)(void *out, const void *a, const void *b, size_t count);
 
 /* The kernel, or NULL where the pair makes no sense (min of complex, band of
- * floats). DM_AVG's kernel is DM_SUM's; the caller ends with dm_reduce_finish. */
+ * floats, avg of bool). DM_AVG's kernel is DM_SUM's; the caller ends with
+ * dm_reduce_finish. DM_PREMUL_SUM has none: who knows the factor multiplies first
+ * and sums then. */
 dm_reduce_fn
 dm_reduce_lookup(dm_dtype dtype, dm_reduce_op op);
 
 /* What is left to do once all `size` members are combined: DM_AVG divides (integers
- * towards zero, as torch does); nothing for the other ops. */
+ * towards zero, as torch does); nothing for the other ops. The pair must have a
+ * kernel. */
 void
 dm_reduce_finish(void *data, size_t count, dm_dtype dtype, dm_reduce_op op, int size);
 
