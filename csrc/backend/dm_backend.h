@@ -121,6 +121,11 @@ typedef struct dm_backend {
     const char *(*comm_transport)(const dm_comm *comm);
 } dm_backend;
 
+/* A backend that is a shared object of its own exports one function, which returns its
+ * table, or NULL when it was built for another `abi`:
+ *     const dm_backend *dm_gloo_backend(int abi);
+ */
+
 /* --- registry ---------------------------------------------------------------- */
 
 /* The table of that name. DM_ERR_VALUE for an unknown name (the text lists the
@@ -130,9 +135,14 @@ typedef struct dm_backend {
 dm_status
 dm_backend_find(const char *name, const dm_backend **backend, dm_error *err);
 
-/* Where the gloo bridge lies (the package's folder), set once at import. */
-void
-dm_backend_set_path(const char *folder);
+/* Whether there is a backend of that name at all; loads nothing. DM_ERR_VALUE (the text
+ * lists the known ones). */
+dm_status
+dm_backend_check_name(const char *name, dm_error *err);
+
+/* Where the gloo bridge lies (the package's folder), set at import; copied. */
+dm_status
+dm_backend_set_path(const char *folder, dm_error *err);
 
 /* The backend for a device type when none was named: "cpu" -> "gloo",
  * "cuda" -> "nccl", else NULL. */
