@@ -68,8 +68,13 @@ dm_group_dim_name(const dm_group *group);
 const char *
 dm_group_backend(const dm_group *group);
 
+/* Whether operations need no other rank (fake backend, groups of one): they end at
+ * once, and may be run without releasing the GIL. */
+bool
+dm_group_is_local(const dm_group *group);
+
 const char *
-dm_group_transport(const dm_group *group);
+dm_group_transport(dm_group *group);
 
 int64_t
 dm_group_timeout(const dm_group *group);
@@ -85,7 +90,7 @@ dm_group_is_closed(const dm_group *group);
 
 /* Operations given so far. */
 uint64_t
-dm_group_seq(const dm_group *group);
+dm_group_seq(dm_group *group);
 
 /* Runs one operation and waits for it (op->seq is filled in). Blocks; the caller's
  * thread does the work where nothing is queued before it. The deadline is the
@@ -93,15 +98,20 @@ dm_group_seq(const dm_group *group);
 dm_status
 dm_group_run(dm_group *group, dm_op *op, const dm_wait *wait, dm_error *err);
 
-/* Queues one operation; the group's worker thread runs it. `done` is called once,
- * from any thread, with no lock held, when the operation no longer touches the
- * buffers (also on failure); it must not block and must not take the GIL. */
+/* Queues one operation (a copy of *op); the group's worker thread runs it, in a local
+ * group this thread does. Works of one group run in the order in which they were given,
+ * each with the group's time-out from its start. `done`, where not NULL, is called
+ * once, from any thread, with no lock held, when the operation no longer touches the
+ * buffers (also on failure); it must not block and must not take the GIL. It is not
+ * called when submit itself fails. */
 dm_status
 dm_group_submit(dm_group *group, const dm_op *op, void (*done)(void *arg), void *arg,
                 dm_work **work, dm_error *err);
 
 /* Ends what runs or is queued with DM_ERR_CLOSED, stops the worker, frees the
- * connections. Idempotent; waits for no other rank. */
+ * connections. Idempotent. Waits for no other rank, but for this process's threads to
+ * leave the group (so not with the GIL held), except when called from inside an
+ * operation: then that operation frees the connections when it ends. */
 dm_status
 dm_group_close(dm_group *group, dm_error *err);
 
@@ -128,6 +138,17 @@ dm_work_wait(dm_work *work, const dm_wait *wait, dm_error *err);
 
 uint64_t
 dm_work_seq(const dm_work *work);
+
+dm_op_kind
+dm_work_kind(const dm_work *work);
+
+/* Of a recv that went well: the group rank that the message came from. */
+int32_t
+dm_work_source(const dm_work *work);
+
+/* Borrowed. */
+dm_group *
+dm_work_group(const dm_work *work);
 
 /* --- one Python object for each group ------------------------------------------- */
 

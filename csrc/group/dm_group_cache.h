@@ -1,8 +1,9 @@
 /* The groups of one mesh root: the same member list is never made twice.
  *
  * Key: ranks in order, backend, options text, time-out. The cache names its groups
- * "<identity>/<hash of the key>". It holds each group until it is closed. Safe from
- * several threads.
+ * "<identity>/<hash>.<n>": the hash is of ranks, backend and options, n counts the
+ * groups that differ in the time-out alone (which members may choose differently). It
+ * holds each group until the cache is freed. Safe from several threads.
  */
 #ifndef DM_GROUP_CACHE_H
 #define DM_GROUP_CACHE_H

@@ -22,7 +22,8 @@ enum { DM_IDENTITY_SIZE = 64 };
 typedef struct dm_world_config {
     int32_t rank;
     int32_t size;
-    dm_store *store;    /* held by the world; NULL only when `simulated` */
+    dm_store *store;    /* held by the world, never closed by it; NULL only when
+                           `simulated` or when the size is 1 */
     int64_t timeout_ns; /* default of its groups; negative: none */
     bool simulated;     /* no communication: every group uses the fake backend */
 } dm_world_config;
@@ -47,7 +48,7 @@ dm_world_size(const dm_world *world);
 int64_t
 dm_world_timeout(const dm_world *world);
 
-/* Borrowed; NULL in a simulated world. */
+/* Borrowed; NULL where the config had none. */
 dm_store *
 dm_world_store(const dm_world *world);
 
@@ -57,8 +58,8 @@ dm_world_is_simulated(const dm_world *world);
 bool
 dm_world_is_closed(const dm_world *world);
 
-/* Aborts and closes every group, closes the store. Idempotent. Waits for no
- * other rank. */
+/* Closes every group of the world; later groups and agreements are refused. The store
+ * stays open: it is its maker's. Idempotent. Waits for no other rank. */
 void
 dm_world_close(dm_world *world);
 
@@ -72,7 +73,8 @@ dm_world_close(dm_world *world);
  * with what stands in the store: one compare-and-set, no barrier, no wait for other
  * ranks. DM_ERR_MISMATCH: another member asked for something else; the text shows
  * both requests and both ranks, and a mark is left for those who agreed earlier.
- * In a simulated world or a world of one it only counts. */
+ * In a simulated world or a world of one it only counts. Texts of more than 600 bytes
+ * are cut where they are shown. */
 dm_status
 dm_world_agree(dm_world *world, const char *members, const char *request,
                const dm_wait *wait, char identity[DM_IDENTITY_SIZE], dm_error *err);
@@ -83,9 +85,11 @@ dm_status
 dm_world_check_marks(dm_world *world, const char *identity, const dm_wait *wait,
                      dm_error *err);
 
-/* For time-outs: appends what `rank` asked for last ("rank 3 last asked for ...",
- * or "rank 3 has asked for nothing yet") to err's text. Bounded in time. */
+/* For time-outs: appends to err's text what the `n` ranks asked for last, where that
+ * is not what this rank asked for last: "rank 3 last asked for ...; ranks 4, 5 have
+ * asked for nothing yet". Waits two seconds at most, and only for the store. */
 void
-dm_world_explain_missing(dm_world *world, int32_t rank, dm_error *err);
+dm_world_explain_missing(dm_world *world, const int32_t *ranks, int32_t n,
+                         dm_error *err);
 
 #endif
