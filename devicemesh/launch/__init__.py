@@ -1,0 +1,1 @@
+"""Starting ranks on this machine: what `python -m devicemesh run` does."""
