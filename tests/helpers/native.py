@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).parents[1] / "csrc"
+CSRC = Path(__file__).parents[2] / "csrc"
 FOLDERS = ["base", "layout", "backend/reduce"]
 FLAGS = "-std=c11 -O3 -g -shared -fPIC -fvisibility=default -D_GNU_SOURCE"
 DTYPES = """
