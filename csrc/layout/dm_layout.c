@@ -546,7 +546,7 @@ dm_layout_concatenate(const dm_layout *const *layouts, int n, dm_layout **out,
  *
  *     covered = 1
  *     for each factor, by ascending stride:
- *         covered must divide stride; the gap is (stride / covered, covered)
+ *         the gap is (stride / covered, covered); orthogonal means that it divides
  *         covered = size * stride
  *     covered must divide cosize; the last gap is (cosize / covered, covered)
  */
@@ -560,8 +560,7 @@ fill_complement(dm_layout *made, const dm_layout *layout, int64_t cosize, dm_err
     for (int i = 0; i < layout->n_flat && tiles; i++) {
         dm_factor factor = layout->flat[i];
         gaps[n++] = (dm_factor){factor.stride / covered, covered};
-        tiles = factor.stride % covered == 0 &&
-                !__builtin_mul_overflow(factor.size, factor.stride, &covered);
+        tiles = !__builtin_mul_overflow(factor.size, factor.stride, &covered);
     }
     if (!tiles || cosize % covered != 0) {
         return dm_error_set(err, DM_ERR_VALUE,

@@ -230,6 +230,20 @@ overlaps(void)
     CHECK(out == untouched);
     dm_layout_free(layout);
 
+    /* No offset twice, but torch's rule asks for more, and nothing can tile with it. */
+    dm_factor odd[] = {{2, 3}, {2, 1}};
+    CHECK_OK(dm_layout_from_factors(odd, (int[]){0, 1, 2}, 2, &layout, &err));
+    CHECK(!dm_layout_is_orthogonal(layout));
+    CHECK_ERR(dm_layout_complement(layout, 12, &out, &err), DM_ERR_VALUE);
+    dm_layout_free(layout);
+
+    /* One factor may reach where its span no longer fits. */
+    dm_factor far[] = {{2, INT64_C(1) << 62}};
+    CHECK_OK(dm_layout_from_factors(far, (int[]){0, 1}, 1, &layout, &err));
+    CHECK(dm_layout_is_orthogonal(layout));
+    CHECK_ERR(dm_layout_complement(layout, INT64_MAX, &out, &err), DM_ERR_VALUE);
+    dm_layout_free(layout);
+
     dm_factor standing[] = {{4, 0}};
     CHECK_OK(dm_layout_from_factors(standing, (int[]){0, 1}, 1, &layout, &err));
     CHECK(!dm_layout_is_orthogonal(layout));
