@@ -1,6 +1,6 @@
 /* Worlds, groups, works and the cache, over a backend that this file controls.
  *
- * sources: base group store/dm_store.c store/dm_hash_store.c store/dm_kv.c backend/fake
+ * sources: base group store backend/fake backend/reduce
  * sanitize: address,undefined thread
  */
 #include "dm_test.h"

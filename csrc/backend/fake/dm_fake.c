@@ -20,6 +20,7 @@
 
 #include <string.h>
 
+#include "backend/reduce/dm_reduce.h"
 #include "base/dm_alloc.h"
 
 struct dm_comm {
@@ -34,35 +35,11 @@ is_reduction(dm_op_kind kind)
            kind == DM_OP_REDUCE_SCATTER;
 }
 
-/* What makes sense for real backends: a plan that works here works there. */
-static bool
-reduces(dm_dtype dtype, dm_reduce_op op)
-{
-    bool complex = dtype == DM_COMPLEX64 || dtype == DM_COMPLEX128;
-    bool integer = dtype <= DM_UINT64;
-    switch (op) {
-    case DM_SUM:
-    case DM_PRODUCT:
-    case DM_AVG:
-        return true;
-    case DM_MIN:
-    case DM_MAX:
-        return !complex;
-    case DM_BAND:
-    case DM_BOR:
-    case DM_BXOR:
-        return integer;
-    case DM_PREMUL_SUM:
-    case DM_REDUCE_OP_COUNT:
-        break;
-    }
-    return false;
-}
-
 static bool
 fake_supports(dm_op_kind kind, dm_dtype dtype, dm_reduce_op reduce)
 {
-    return !is_reduction(kind) || reduces(dtype, reduce);
+    /* What real CPU backends can: a plan that works here works there. */
+    return !is_reduction(kind) || dm_reduce_lookup(dtype, reduce) != NULL;
 }
 
 static dm_status
