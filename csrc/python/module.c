@@ -7,6 +7,15 @@ module_exec(PyObject *module)
     if (py_state_init(module) < 0) {
         return -1;
     }
+    if (py_world_register(module) < 0) {
+        return -1;
+    }
+    if (py_group_register(module) < 0) {
+        return -1;
+    }
+    if (py_work_register(module) < 0) {
+        return -1;
+    }
     return 0;
 }
 

@@ -1,6 +1,8 @@
 /* Module state: see py_state.h. */
 #include "python/py_state.h"
 
+#include "python/py_work.h"
+
 /* "devicemesh.<name>", based on `base`, added to the module. */
 static PyObject *
 new_error(PyObject *module, const char *name, PyObject *base, const char *doc)
@@ -68,6 +70,7 @@ int
 py_state_clear(PyObject *module)
 {
     py_state *state = py_state_of_module(module);
+    py_work_sweep(state);
 #define X(member, ...) Py_CLEAR(state->member);
     PY_STATE_TYPES(X)
     PY_STATE_ERRORS(X)

@@ -44,7 +44,9 @@
 #define PY_STATE_NAMES(X)                                                              \
     X(name_array_interface, "__array_interface__")                                     \
     X(name_dlpack, "__dlpack__")                                                       \
+    X(name_dtype, "dtype")                                                             \
     X(name_mesh_dim, "mesh_dim")                                                       \
+    X(name_name, "name")                                                               \
     X(name_numpy, "numpy")
 
 typedef struct py_state {
@@ -61,6 +63,8 @@ typedef struct py_state {
 #undef X
     /* The default world of this process (a World) or NULL. */
     PyObject *default_world;
+    /* Asynchronous operations whose Work was dropped before they ended: see py_work.h. */
+    struct py_pending *dropped_works;
 } py_state;
 
 extern struct PyModuleDef py_core_module;

@@ -11,4 +11,10 @@
 dm_store *
 py_store_from_object(py_state *state, PyObject *object, const char *name);
 
+/* The Python object for a store (World.store): where the store was made from a Python
+ * object that still lives, that object; else a new one of the type that fits, which
+ * holds `store`. New reference. */
+PyObject *
+py_store_wrap(py_state *state, dm_store *store);
+
 #endif
