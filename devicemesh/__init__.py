@@ -1,3 +1,38 @@
 """devicemesh: device meshes over process groups, without PyTorch and beside it."""
 
-from devicemesh import _core as _core
+from devicemesh import _core
+from devicemesh._core import (
+    ClosedError,
+    DeviceMeshError,
+    GroupTimeoutError,
+    LibraryError,
+    MismatchError,
+    PeerError,
+    ProcessGroup,
+    StoreError,
+    Work,
+    World,
+)
+from devicemesh.bootstrap import close_world, default_world, init_world, is_initialized
+from devicemesh.reduce_op import ReduceOp
+from devicemesh.simulation import simulate
+
+__all__ = [
+    "ClosedError",
+    "DeviceMeshError",
+    "GroupTimeoutError",
+    "LibraryError",
+    "MismatchError",
+    "PeerError",
+    "ProcessGroup",
+    "ReduceOp",
+    "StoreError",
+    "Work",
+    "World",
+    "_core",
+    "close_world",
+    "default_world",
+    "init_world",
+    "is_initialized",
+    "simulate",
+]
