@@ -27,7 +27,10 @@
 #include "base/dm_clock.h"
 #include "base/dm_dtype.h"
 #include "base/dm_status.h"
-#include "store/dm_store.h"
+
+/* store/dm_store.h, which C++ cannot read (C atomics), is not included here: the
+ * gloo bridge reads this header from C++. */
+typedef struct dm_store dm_store;
 
 /* Counted up when a struct of this header changes: a backend that is a shared
  * object of its own (gloo) is checked against it. */
