@@ -1,0 +1,186 @@
+/* The table that the bridge hands to the core, and the life of a communicator.
+ *
+ * Locks: `life` guards what says whether a call is in flight and who closes the
+ * connections; it is never held while anything waits for a peer. comm_abort marks and
+ * interrupts; the call in flight closes the connections on its way out, or comm_abort
+ * itself where there is none.
+ */
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "backend/gloo/gloo_collectives.h"
+#include "backend/gloo/gloo_core.h"
+#include "backend/gloo/gloo_links.h"
+#include "backend/gloo/gloo_transport.h"
+
+using dm_gloo::fail;
+using dm_gloo::guard;
+using dm_gloo::Links;
+using dm_gloo::Waiter;
+
+struct dm_comm {
+    explicit dm_comm(const dm_comm_config &config)
+        : rank(config.rank), size(config.size), ranks(config.ranks), name(config.name),
+          store(config.store), waiter({config.rank, config.ranks}),
+          links(config, waiter)
+    {
+    }
+
+    const int32_t rank;
+    const int32_t size;
+    const int32_t *const ranks;
+    const char *const name;
+    dm_store *const store;
+
+    Waiter waiter;
+    Links links; /* uses waiter */
+    uint64_t turns = 0;
+
+    std::mutex life;
+    bool in_call = false; /* these two: guarded by life */
+    bool shut = false;
+};
+
+namespace {
+
+/* Everything from here on means that the group is of no more use. */
+bool
+breaks(dm_status status)
+{
+    return status <= DM_ERR_TIMEOUT;
+}
+
+/* Leaves word why the group broke, for the ranks that will only see a connection
+ * close, and takes over an earlier rank's word where we saw no more than that. */
+void
+explain(dm_comm *comm, dm_status status, dm_error *err) noexcept
+{
+    if (comm->store == nullptr || err == nullptr) {
+        return;
+    }
+    char mine[DM_ERROR_TEXT_SIZE];
+    if (status == DM_ERR_PEER) {
+        snprintf(mine, sizeof(mine), "%.512s (noticed by rank %d)", err->text,
+                 comm->ranks[comm->rank]);
+    }
+    else {
+        snprintf(mine, sizeof(mine), "rank %d left the group: %.512s",
+                 comm->ranks[comm->rank], err->text);
+    }
+    char cause[DM_ERROR_TEXT_SIZE];
+    dm_gloo_last_words(comm->store, comm->name, mine, cause, sizeof(cause));
+    if (status == DM_ERR_PEER && cause[0] != '\0' && strcmp(cause, mine) != 0) {
+        dm_error_set(err, DM_ERR_PEER, "%s", cause);
+    }
+}
+
+/* One call into gloo: begins, runs the body, and cleans up behind a failure. */
+template <typename Body>
+dm_status
+call(dm_comm *comm, const dm_wait *wait, dm_error *err, Body &&body) noexcept
+{
+    dm_error own = DM_ERROR_INIT;
+    dm_error *record = err != nullptr ? err : &own;
+    {
+        std::lock_guard<std::mutex> lock(comm->life);
+        if (comm->waiter.is_aborted()) {
+            return dm_error_set(record, DM_ERR_ABORTED, "aborted");
+        }
+        if (comm->shut) {
+            return dm_error_set(record, DM_ERR_CLOSED,
+                                "the connections are closed after an earlier failure");
+        }
+        comm->in_call = true;
+    }
+    comm->waiter.begin(wait);
+    dm_status status =
+        guard(record, std::forward<Body>(body), [comm](const char *text, dm_error *e) {
+            return comm->waiter.describe(comm->waiter.peer(), text, e);
+        });
+    if (breaks(status)) {
+        explain(comm, status, record);
+    }
+
+    std::lock_guard<std::mutex> lock(comm->life);
+    comm->in_call = false;
+    if ((breaks(status) || comm->waiter.is_aborted()) && !comm->shut) {
+        comm->shut = true;
+        comm->links.shut();
+    }
+    return status;
+}
+
+dm_status
+comm_new(const dm_comm_config *config, dm_comm **comm, dm_error *err)
+{
+    return guard(err, [&] { *comm = new dm_comm(*config); });
+}
+
+dm_status
+comm_connect(dm_comm *comm, const dm_wait *wait, dm_error *err)
+{
+    if (comm->size == 1) {
+        return DM_OK;
+    }
+    return call(comm, wait, err, [&] { comm->links.open(*wait); });
+}
+
+dm_status
+comm_run(dm_comm *comm, const dm_op *op, const dm_wait *wait, dm_error *err)
+{
+    return call(comm, wait, err, [&] {
+        if (comm->size == 1) {
+            dm_gloo::run_alone(*op);
+            return;
+        }
+        bool alone = op->kind == DM_OP_SEND || op->kind == DM_OP_RECV;
+        uint64_t turn = alone ? 0 : ++comm->turns;
+        comm->links.prepare(*op, *wait);
+        dm_gloo::run_operation(comm->links, *op, turn);
+    });
+}
+
+void
+comm_abort(dm_comm *comm)
+{
+    comm->waiter.abort();
+    std::lock_guard<std::mutex> lock(comm->life);
+    if (!comm->in_call && !comm->shut) {
+        comm->shut = true;
+        comm->links.shut();
+    }
+}
+
+void
+comm_free(dm_comm *comm, bool forked)
+{
+    /* A child has gloo's memory but not its thread, and the sockets are its
+     * parent's. */
+    if (!forked) {
+        delete comm;
+    }
+}
+
+const char *
+comm_transport(const dm_comm *comm)
+{
+    return comm->size == 1 ? "none" : "tcp";
+}
+
+const dm_backend table = {
+    DM_BACKEND_ABI, "gloo",   0,          dm_gloo::supports, comm_new,
+    comm_connect,   comm_run, comm_abort, comm_free,         comm_transport,
+};
+
+} // namespace
+
+extern "C" __attribute__((visibility("default"))) const dm_backend *
+dm_gloo_backend(int abi);
+
+extern "C" const dm_backend *
+dm_gloo_backend(int abi)
+{
+    return abi == DM_BACKEND_ABI ? &table : nullptr;
+}
