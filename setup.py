@@ -9,7 +9,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow"]
-C_WARNINGS = [*WARNINGS, "-Wstrict-prototypes", "-Wmissing-prototypes"]
+# By suffix: the bridge has sources of both languages in one extension.
+LANGUAGE_FLAGS = {
+    ".c": ["-std=c11", "-Wstrict-prototypes", "-Wmissing-prototypes"],
+    ".cc": ["-std=c++17", "-fno-gnu-unique", "-fvisibility-inlines-hidden"],
+}
 STRICT = ["-Werror"] if os.environ.get("DEVICEMESH_WERROR") == "1" else []
 GLOO_REMEDY = (
     "devicemesh needs gloo's headers and library: 'apt-get install libgloo-dev', or set "
@@ -38,8 +42,18 @@ def gloo_root():
 
 
 class BuildExt(build_ext):
-    """C++ flags do not suit C sources; the bridge has no Python in it, so its plain name
-    (no ABI tag) is the one that the core opens."""
+    """Flags for each source by its language. The bridge has no Python in it, so its plain
+    name (no ABI tag) is the one that the core opens."""
+
+    def build_extensions(self):
+        compile_one = self.compiler._compile
+
+        def compile_with_language(obj, src, ext, cc_args, postargs, pp_opts):
+            flags = LANGUAGE_FLAGS[Path(src).suffix]
+            compile_one(obj, src, ext, cc_args, [*postargs, *flags], pp_opts)
+
+        self.compiler._compile = compile_with_language
+        super().build_extensions()
 
     def get_ext_filename(self, fullname):
         if fullname.endswith("_gloo"):
@@ -65,17 +79,21 @@ core = Extension(
     include_dirs=["csrc"],
     depends=headers(),
     define_macros=[("_GNU_SOURCE", "1")],
-    extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-pthread", *C_WARNINGS, *STRICT],
+    extra_compile_args=["-O3", "-fvisibility=hidden", "-pthread", *WARNINGS, *STRICT],
     extra_link_args=["-pthread"],
     libraries=["dl"],
 )
 
 
 def gloo_extension():
-    files = sources("csrc/backend/gloo/*.cc")
+    files = sources("csrc/backend/gloo/*.cc", "csrc/backend/gloo/*.c")
     if not files:
         return []
     root = gloo_root()
+    # The system's own folders are searched anyway; naming them would change their order.
+    system = root == "/usr"
+    include = [] if system else ["-isystem", str(Path(root, "include"))]
+    libraries = [] if system else [str(Path(root, "lib"))]
     return [
         Extension(
             "devicemesh._gloo",
@@ -89,12 +107,21 @@ def gloo_extension():
                     "csrc/store/dm_store.c",
                 ),
             ],
-            include_dirs=["csrc", str(Path(root, "include"))],
-            library_dirs=[str(Path(root, "lib"))],
-            depends=headers(),
+            include_dirs=["csrc"],
+            library_dirs=libraries,
+            runtime_library_dirs=libraries,
+            depends=[*headers(), "csrc/backend/gloo/exports.map"],
             define_macros=[("_GNU_SOURCE", "1")],
-            extra_compile_args=["-O3", "-fvisibility=hidden", "-pthread", *WARNINGS, *STRICT],
-            extra_link_args=["-pthread", "-Wl,--exclude-libs,ALL"],
+            extra_compile_args=[
+                "-O3",
+                "-fvisibility=hidden",
+                "-pthread",
+                *include,
+                *WARNINGS,
+                *STRICT,
+            ],
+            # One symbol leaves it: torch carries another gloo in the same process.
+            extra_link_args=["-pthread", "-Wl,--version-script=csrc/backend/gloo/exports.map"],
             libraries=["gloo"],
             language="c++",
         )
