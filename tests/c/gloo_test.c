@@ -1,0 +1,710 @@
+/* The gloo bridge, driven directly: N forked processes, one communicator each.
+ *
+ * The library under test is the one that setup.py built into devicemesh/; without it
+ * the tests are skipped. A store in a folder stands for the world's store.
+ *
+ * sources: base store/dm_store.c backend/reduce
+ * sanitize: none
+ */
+#include "dm_test.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "backend/dm_backend.h"
+#include "backend/reduce/dm_reduce.h"
+#include "base/dm_clock.h"
+#include "store/dm_store.h"
+
+enum { MAX_RANKS = 20, GROUP_TIMEOUT_S = 30, TEST_TIMEOUT_S = 100 };
+
+static const dm_backend *gloo;
+
+/* --- a store in a folder: one file for each key -------------------------------------- */
+
+typedef struct folder_store {
+    dm_store head;
+    char path[256];
+} folder_store;
+
+static const char *
+file_of(dm_store *store, const char *key, char *text, size_t size)
+{
+    int n = snprintf(text, size, "%s/", ((folder_store *)store)->path);
+    for (const char *c = key; *c != '\0' && (size_t)n + 1 < size; c++) {
+        text[n++] = *c == '/' ? '!' : *c;
+    }
+    text[n] = '\0';
+    return text;
+}
+
+/* Writes beside, then moves or links into place: a reader sees all or nothing. */
+static bool
+put(dm_store *store, const char *key, const void *data, size_t size, bool only_new)
+{
+    char path[512], draft[560];
+    file_of(store, key, path, sizeof(path));
+    snprintf(draft, sizeof(draft), "%s.%d.draft", path, getpid());
+    int fd = open(draft, O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    CHECK(fd >= 0);
+    CHECK_INT(write(fd, data, size), size);
+    close(fd);
+    bool done = only_new ? link(draft, path) == 0 : rename(draft, path) == 0;
+    if (only_new) {
+        unlink(draft);
+    }
+    return done;
+}
+
+static bool
+read_now(dm_store *store, const char *key, dm_bytes *value)
+{
+    char path[512];
+    int fd = open(file_of(store, key, path, sizeof(path)), O_RDONLY);
+    if (fd < 0) {
+        return false;
+    }
+    value->size = (size_t)lseek(fd, 0, SEEK_END);
+    value->data = dm_malloc_array(value->size + 1, 1);
+    CHECK_INT(pread(fd, value->data, value->size, 0), value->size);
+    value->data[value->size] = '\0';
+    close(fd);
+    return true;
+}
+
+static dm_status
+folder_set(dm_store *store, const char *key, const void *data, size_t size,
+           const dm_wait *wait, dm_error *err)
+{
+    (void)wait;
+    (void)err;
+    CHECK(put(store, key, data, size, false));
+    return DM_OK;
+}
+
+static dm_status
+folder_get(dm_store *store, const char *key, const dm_wait *wait, dm_bytes *value,
+           dm_error *err)
+{
+    while (!read_now(store, key, value)) {
+        DM_TRY(dm_wait_poll(wait, err));
+        usleep(1000);
+    }
+    return DM_OK;
+}
+
+static dm_status
+folder_check(dm_store *store, const char *const *keys, size_t n, const dm_wait *wait,
+             bool *ready, dm_error *err)
+{
+    (void)wait;
+    (void)err;
+    *ready = true;
+    for (size_t i = 0; i < n; i++) {
+        char path[512];
+        *ready =
+            *ready && access(file_of(store, keys[i], path, sizeof(path)), F_OK) == 0;
+    }
+    return DM_OK;
+}
+
+static dm_status
+folder_compare_set(dm_store *store, const char *key, const void *expected,
+                   size_t expected_size, const void *desired, size_t desired_size,
+                   const dm_wait *wait, dm_bytes *value, dm_error *err)
+{
+    (void)expected;
+    CHECK_INT(expected_size, 0);
+    put(store, key, desired, desired_size, true);
+    return folder_get(store, key, wait, value, err);
+}
+
+static void
+folder_free(dm_store *store)
+{
+    dm_free(store);
+}
+
+static const dm_store_ops folder_ops = {
+    .kind = "folder",
+    .set = folder_set,
+    .get = folder_get,
+    .check = folder_check,
+    .compare_set = folder_compare_set,
+    .free = folder_free,
+};
+
+static dm_store *
+folder_new(const char *path)
+{
+    folder_store *store = dm_calloc(1, sizeof(*store));
+    dm_store_init(&store->head, &folder_ops);
+    snprintf(store->path, sizeof(store->path), "%s", path);
+    return &store->head;
+}
+
+/* --- N processes ---------------------------------------------------------------------- */
+
+/* What one rank's body gets. */
+typedef struct rank {
+    int32_t rank;
+    int32_t size;
+    int32_t ranks[MAX_RANKS]; /* global: group rank + 10 */
+    dm_store *store;
+    char name[64];
+    dm_comm *comm;
+    uint64_t seq;
+    atomic_int *shared; /* MAX_RANKS counters that all processes see */
+} rank;
+
+typedef void (*body)(rank *);
+
+static char folder[64];
+
+static dm_status
+connect_comm(rank *r, int64_t timeout_ns, dm_error *err)
+{
+    dm_comm_config config = {
+        .rank = r->rank,
+        .size = r->size,
+        .ranks = r->ranks,
+        .name = r->name,
+        .store = r->store,
+        .timeout_ns = timeout_ns,
+    };
+    DM_TRY(gloo->comm_new(&config, &r->comm, err));
+    dm_wait wait = {dm_clock_deadline(timeout_ns), NULL, NULL};
+    return gloo->comm_connect(r->comm, &wait, err);
+}
+
+static void
+open_comm(rank *r)
+{
+    dm_error err = DM_ERROR_INIT;
+    CHECK_OK(connect_comm(r, GROUP_TIMEOUT_S * DM_NS_PER_S, &err));
+}
+
+static dm_status
+run_for(rank *r, dm_op *op, int64_t timeout_ns, dm_error *err)
+{
+    op->seq = ++r->seq;
+    dm_wait wait = {dm_clock_deadline(timeout_ns), NULL, NULL};
+    return gloo->comm_run(r->comm, op, &wait, err);
+}
+
+static void
+run(rank *r, dm_op op)
+{
+    dm_error err = DM_ERROR_INIT;
+    CHECK_OK(run_for(r, &op, GROUP_TIMEOUT_S * DM_NS_PER_S, &err));
+}
+
+static void
+barrier(rank *r)
+{
+    run(r, (dm_op){.kind = DM_OP_BARRIER});
+}
+
+/* Forks `size` processes that run `b`; the ranks in `killed` must end by SIGKILL, all
+ * others with exit code 0. */
+static void
+run_ranks_killing(int32_t size, body b, bool connected, uint64_t killed)
+{
+    static int count;
+    atomic_int *shared =
+        mmap(NULL, MAX_RANKS * sizeof(atomic_int), PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    pid_t pids[MAX_RANKS];
+    count++;
+    for (int32_t i = 0; i < size; i++) {
+        pids[i] = fork();
+        CHECK(pids[i] >= 0);
+        if (pids[i] > 0) {
+            continue;
+        }
+        alarm(TEST_TIMEOUT_S);
+        rank r = {
+            .rank = i, .size = size, .shared = shared, .store = folder_new(folder)};
+        snprintf(r.name, sizeof(r.name), "test%d", count);
+        for (int32_t k = 0; k < size; k++) {
+            r.ranks[k] = k + 10;
+        }
+        if (connected) {
+            open_comm(&r);
+        }
+        b(&r);
+        if (r.comm != NULL) {
+            gloo->comm_free(r.comm, false);
+        }
+        dm_store_release(r.store);
+        _exit(0);
+    }
+    for (int32_t i = 0; i < size; i++) {
+        int status;
+        CHECK_INT(waitpid(pids[i], &status, 0), pids[i]);
+        if ((killed & (UINT64_C(1) << i)) != 0) {
+            CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        }
+        else if (status != 0) {
+            TEST_FAIL("rank %d of %d ended with status %#x", i, size, status);
+        }
+    }
+    munmap(shared, MAX_RANKS * sizeof(atomic_int));
+}
+
+static void
+run_ranks(int32_t size, body b)
+{
+    run_ranks_killing(size, b, true, 0);
+}
+
+/* --- results ------------------------------------------------------------------------- */
+
+static const size_t counts[] = {0, 1, 3, 1000, 64 * 1024 + 1};
+enum { COUNTS = sizeof(counts) / sizeof(counts[0]) };
+
+/* What rank `r` puts at `i`: small integers, exact in every dtype used here. */
+static float
+value(int32_t r, size_t i)
+{
+    return (float)(r + 1) + (float)(i % 7);
+}
+
+static float *
+array(size_t n, int32_t r)
+{
+    float *data = dm_malloc_array(n, sizeof(float));
+    for (size_t i = 0; i < n; i++) {
+        data[i] = value(r, i);
+    }
+    return data;
+}
+
+static void
+check_sums(const float *data, size_t n, size_t from, int32_t size, float scale)
+{
+    float ranks = (float)(size * (size + 1)) / 2;
+    for (size_t i = 0; i < n; i++) {
+        float expected = (ranks + (float)size * (float)((from + i) % 7)) * scale;
+        if (data[i] != expected) {
+            TEST_FAIL("element %zu of %zu is %f, expected %f", i, n, (double)data[i],
+                      (double)expected);
+        }
+    }
+}
+
+static void
+check_array(const float *data, size_t n, size_t from, int32_t r)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (data[i] != value(r, from + i)) {
+            TEST_FAIL("element %zu of %zu is %f, expected rank %d's %f", i, n,
+                      (double)data[i], r, (double)value(r, from + i));
+        }
+    }
+}
+
+static void
+all_reduces(rank *r)
+{
+    for (int c = 0; c < COUNTS; c++) {
+        size_t n = counts[c];
+        float *data = array(n, r->rank);
+        dm_op op = {.kind = DM_OP_ALL_REDUCE,
+                    .dtype = DM_FLOAT32,
+                    .reduce = DM_SUM,
+                    .output = data,
+                    .count = n};
+        run(r, op);
+        check_sums(data, n, 0, r->size, 1);
+        dm_free(data);
+
+        op.output = data = array(n, r->rank);
+        op.reduce = DM_AVG;
+        run(r, op);
+        check_sums(data, n, 0, r->size, 1.0f / (float)r->size);
+        dm_free(data);
+
+        op.output = data = array(n, r->rank);
+        op.reduce = DM_MAX;
+        run(r, op);
+        check_array(data, n, 0, r->size - 1);
+        dm_free(data);
+    }
+}
+
+/* Every dtype and op that has a kernel, against the kernel on one process. */
+static void
+all_dtypes(rank *r)
+{
+    enum { N = 37 };
+    for (int dtype = 0; dtype < DM_DTYPE_COUNT; dtype++) {
+        size_t width = dm_dtype_size((dm_dtype)dtype);
+        for (int op = 0; op < DM_REDUCE_OP_COUNT; op++) {
+            dm_reduce_fn fn = dm_reduce_lookup((dm_dtype)dtype, (dm_reduce_op)op);
+            CHECK(gloo->supports(DM_OP_ALL_REDUCE, (dm_dtype)dtype, (dm_reduce_op)op) ==
+                  (fn != NULL));
+            if (fn == NULL) {
+                continue;
+            }
+            /* Zeros and ones as bytes are numbers in every dtype, and sums of a few of
+             * them are exact. */
+            unsigned char data[N * 16] = {0}, expected[N * 16] = {0},
+                                   other[N * 16] = {0};
+            for (int32_t k = 0; k < r->size; k++) {
+                for (size_t i = 0; i < N; i++) {
+                    other[i * width] = (unsigned char)((i + (size_t)k) % 2);
+                }
+                if (k == r->rank) {
+                    memcpy(data, other, sizeof(data));
+                }
+                if (k == 0) {
+                    memcpy(expected, other, sizeof(expected));
+                }
+                else {
+                    fn(expected, expected, other, N);
+                }
+            }
+            dm_reduce_finish(expected, N, (dm_dtype)dtype, (dm_reduce_op)op, r->size);
+            run(r, (dm_op){.kind = DM_OP_ALL_REDUCE,
+                           .dtype = (dm_dtype)dtype,
+                           .reduce = (dm_reduce_op)op,
+                           .output = data,
+                           .count = N});
+            if (memcmp(data, expected, N * width) != 0) {
+                TEST_FAIL("%s of %s is wrong", dm_reduce_op_name((dm_reduce_op)op),
+                          dm_dtype_name((dm_dtype)dtype));
+            }
+        }
+    }
+}
+
+static void
+rooted(rank *r)
+{
+    int32_t size = r->size;
+    for (int c = 0; c < COUNTS; c++) {
+        for (int32_t root = 0; root < size; root += size > 3 ? 3 : 1) {
+            size_t n = counts[c];
+            float *mine = array(n, r->rank), *out = array(n, r->rank);
+            dm_op op = {.dtype = DM_FLOAT32, .root = root, .count = n};
+
+            op.kind = DM_OP_BROADCAST;
+            op.output = out;
+            run(r, op);
+            check_array(out, n, 0, root);
+
+            op.kind = DM_OP_REDUCE;
+            op.reduce = DM_SUM;
+            op.input = mine;
+            op.output = r->rank == root ? out : NULL;
+            run(r, op);
+            if (r->rank == root) {
+                check_sums(out, n, 0, size, 1);
+            }
+            check_array(mine, n, 0, r->rank);
+
+            /* In place on every rank, averaged; the others keep theirs. */
+            op.input = NULL;
+            op.output = mine;
+            op.reduce = DM_AVG;
+            run(r, op);
+            if (r->rank == root) {
+                check_sums(mine, n, 0, size, 1.0f / (float)size);
+            }
+            else {
+                check_array(mine, n, 0, r->rank);
+            }
+            dm_free(mine);
+            dm_free(out);
+
+            mine = array(n, r->rank);
+            float *all = array(n * (size_t)size, 0);
+            op.kind = DM_OP_GATHER;
+            op.input = mine;
+            op.output = r->rank == root ? all : NULL;
+            run(r, op);
+            for (int32_t k = 0; k < size && r->rank == root; k++) {
+                check_array(all + (size_t)k * n, n, 0, k);
+            }
+
+            for (int32_t k = 0; k < size; k++) {
+                for (size_t i = 0; i < n; i++) {
+                    all[(size_t)k * n + i] = value(k + root, i);
+                }
+            }
+            op.kind = DM_OP_SCATTER;
+            op.input = r->rank == root ? all : NULL;
+            op.output = mine;
+            run(r, op);
+            check_array(mine, n, 0, r->rank + root);
+            dm_free(all);
+            dm_free(mine);
+        }
+    }
+}
+
+static void
+all_to_all_and_gathers(rank *r)
+{
+    size_t size = (size_t)r->size;
+    for (int c = 0; c < COUNTS; c++) {
+        size_t n = counts[c];
+        float *mine = array(n, r->rank), *all = array(n * size, 100);
+        dm_op op = {.kind = DM_OP_ALL_GATHER,
+                    .dtype = DM_FLOAT32,
+                    .input = mine,
+                    .output = all,
+                    .count = n};
+        run(r, op);
+        for (size_t k = 0; k < size; k++) {
+            check_array(all + k * n, n, 0, (int32_t)k);
+        }
+
+        /* In place: the input is my part of the output. */
+        memset(all, 0, n * size * sizeof(float));
+        memcpy(all + (size_t)r->rank * n, mine, n * sizeof(float));
+        op.input = all + (size_t)r->rank * n;
+        run(r, op);
+        for (size_t k = 0; k < size; k++) {
+            check_array(all + k * n, n, 0, (int32_t)k);
+        }
+
+        float *sent = array(n * size, r->rank);
+        op = (dm_op){.kind = DM_OP_REDUCE_SCATTER,
+                     .dtype = DM_FLOAT32,
+                     .reduce = DM_SUM,
+                     .input = sent,
+                     .output = mine,
+                     .count = n};
+        run(r, op);
+        check_sums(mine, n, (size_t)r->rank * n, r->size, 1);
+        check_array(sent, n * size, 0, r->rank);
+        op.reduce = DM_AVG;
+        run(r, op);
+        check_sums(mine, n, (size_t)r->rank * n, r->size, 1.0f / (float)size);
+
+        op = (dm_op){.kind = DM_OP_ALL_TO_ALL,
+                     .dtype = DM_FLOAT32,
+                     .input = sent,
+                     .output = all,
+                     .count = n};
+        run(r, op);
+        for (size_t k = 0; k < size; k++) {
+            check_array(all + k * n, n, (size_t)r->rank * n, (int32_t)k);
+        }
+        dm_free(sent);
+        dm_free(all);
+        dm_free(mine);
+    }
+}
+
+/* Rank a's piece for rank b has (a + 2 b) % 3 * unit elements: some are empty. */
+static void
+uneven(rank *r)
+{
+    size_t units[] = {1, 1000, 40000};
+    for (int u = 0; u < 3; u++) {
+        size_t in[MAX_RANKS], out[MAX_RANKS], in_all = 0, out_all = 0;
+        for (int32_t k = 0; k < r->size; k++) {
+            in_all += in[k] = (size_t)((r->rank + 2 * k) % 3) * units[u];
+            out_all += out[k] = (size_t)((k + 2 * r->rank) % 3) * units[u];
+        }
+        float *sent = dm_malloc_array(in_all, sizeof(float));
+        size_t at = 0;
+        for (int32_t k = 0; k < r->size; k++) {
+            for (size_t i = 0; i < in[k]; i++) {
+                sent[at++] = value(r->rank * 100 + k, i);
+            }
+        }
+        float *got = dm_malloc_array(out_all, sizeof(float));
+        run(r, (dm_op){.kind = DM_OP_ALL_TO_ALL,
+                       .dtype = DM_FLOAT32,
+                       .input = sent,
+                       .output = got,
+                       .input_counts = in,
+                       .output_counts = out});
+        at = 0;
+        for (int32_t k = 0; k < r->size; k++) {
+            check_array(got + at, out[k], 0, k * 100 + r->rank);
+            at += out[k];
+        }
+        dm_free(sent);
+        dm_free(got);
+
+        size_t all = 0;
+        for (int32_t k = 0; k < r->size; k++) {
+            all += out[k] = (size_t)(k % 3) * units[u];
+        }
+        sent = array(out[r->rank], r->rank);
+        got = dm_malloc_array(all, sizeof(float));
+        run(r, (dm_op){.kind = DM_OP_ALL_GATHER,
+                       .dtype = DM_FLOAT32,
+                       .input = sent,
+                       .output = got,
+                       .output_counts = out});
+        at = 0;
+        for (int32_t k = 0; k < r->size; k++) {
+            check_array(got + at, out[k], 0, k);
+            at += out[k];
+        }
+        dm_free(sent);
+        dm_free(got);
+    }
+}
+
+/* Everybody to the next rank, two tags the other way round, then any source. */
+static void
+point_to_point(rank *r)
+{
+    int32_t next = (r->rank + 1) % r->size;
+    int32_t previous = (r->rank - 1 + r->size) % r->size;
+    for (int c = 0; c < COUNTS; c++) {
+        size_t n = counts[c];
+        float *mine = array(n, r->rank), *got = array(n, 100);
+        dm_op send = {
+            .kind = DM_OP_SEND, .dtype = DM_FLOAT32, .root = next, .count = n};
+        send.input = mine;
+        dm_op recv = {.kind = DM_OP_RECV, .dtype = DM_FLOAT32, .count = n};
+        recv.root = previous;
+        recv.output = got;
+        int32_t source = -7;
+        recv.source = &source;
+        send.tag = recv.tag = (uint32_t)c;
+        /* Even ranks send first; the last of an odd number waits for its turn. */
+        if (r->rank % 2 == 0) {
+            run(r, send);
+            run(r, recv);
+        }
+        else {
+            run(r, recv);
+            run(r, send);
+        }
+        check_array(got, n, 0, previous);
+        CHECK_INT(source, previous);
+        dm_free(mine);
+        dm_free(got);
+    }
+    barrier(r);
+
+    int seen = 0;
+    for (int32_t k = 1; k < r->size; k++) {
+        int32_t number = r->rank, source = -7;
+        if (r->rank == 0) {
+            run(r, (dm_op){.kind = DM_OP_RECV,
+                           .dtype = DM_INT32,
+                           .root = DM_ANY_RANK,
+                           .tag = 9,
+                           .output = &number,
+                           .count = 1,
+                           .source = &source});
+            CHECK_INT(source, number);
+            seen |= 1 << number;
+        }
+        else if (r->rank == k) {
+            run(r, (dm_op){.kind = DM_OP_SEND,
+                           .dtype = DM_INT32,
+                           .root = 0,
+                           .tag = 9,
+                           .input = &number,
+                           .count = 1});
+        }
+    }
+    if (r->rank == 0) {
+        CHECK_INT(seen, (1 << r->size) - 2);
+    }
+    barrier(r);
+}
+
+static void
+everything(rank *r)
+{
+    all_reduces(r);
+    rooted(r);
+    all_to_all_and_gathers(r);
+    uneven(r);
+    if (r->size > 1) {
+        point_to_point(r);
+    }
+    barrier(r);
+}
+
+static void
+results(void)
+{
+    for (int32_t size = 1; size <= 5; size++) {
+        run_ranks(size, everything);
+    }
+    run_ranks(8, everything);
+}
+
+static void
+dtypes(void)
+{
+    run_ranks(3, all_dtypes);
+}
+
+/* More members than kSmallGroup: connections open in stages. */
+static void
+large_group(void)
+{
+    run_ranks(18, rooted);
+}
+
+/* --- main ---------------------------------------------------------------------------- */
+
+static const dm_backend *
+load(void)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s", __FILE__);
+    char *end = strstr(path, "tests/c/");
+    CHECK(end != NULL);
+    strcpy(end, "devicemesh/_gloo.so");
+    if (access(path, F_OK) != 0) {
+        fprintf(stderr, "skipped: there is no %s\n", path);
+        exit(0);
+    }
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        TEST_FAIL("%s", dlerror());
+    }
+    const dm_backend *(*entry)(int abi);
+    *(void **)&entry = dlsym(library, "dm_gloo_backend");
+    CHECK(entry != NULL);
+    CHECK(entry(DM_BACKEND_ABI + 1) == NULL);
+    return entry(DM_BACKEND_ABI);
+}
+
+static void
+remove_folder(void)
+{
+    DIR *entries = opendir(folder);
+    for (struct dirent *e; entries != NULL && (e = readdir(entries)) != NULL;) {
+        char path[512];
+        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
+        unlink(path);
+    }
+    closedir(entries);
+    rmdir(folder);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const dm_test tests[] = {TEST(results), TEST(dtypes), TEST(large_group)};
+    gloo = load();
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    strcpy(folder, "/tmp/gloo-test-XXXXXX");
+    CHECK(mkdtemp(folder) != NULL);
+    atexit(remove_folder);
+    return test_main(tests, sizeof(tests) / sizeof(tests[0]), argc, argv);
+}
