@@ -80,8 +80,10 @@ denormals_under_flush_to_zero(void)
     enum { FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x40 };
     unsigned saved = _mm_getcsr();
     _mm_setcsr(saved | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO);
-    uint16_t a[] = {0x0001, 0x03ff, 0x8001, 0x0400}, b[] = {0x0001, 1, 0x0003, 0x8001};
-    dm_reduce_lookup(DM_FLOAT16, DM_SUM)(a, a, b, 4);
+    /* Eight, which is what a vector takes, and one that is left over. */
+    uint16_t a[9] = {0x0001, 0x03ff, 0x8001, 0x0400, 1, 1, 1, 1, 0x0001};
+    uint16_t b[9] = {0x0001, 0x0001, 0x0003, 0x8001, 1, 1, 1, 1, 0x8003};
+    dm_reduce_lookup(DM_FLOAT16, DM_SUM)(a, a, b, 9);
     uint8_t c[] = {0x01, 0x07, 0x81}, d[] = {0x01, 0x01, 0x03};
     dm_reduce_lookup(DM_FLOAT8_E4M3, DM_SUM)(c, c, d, 3);
     _mm_setcsr(saved);
@@ -89,6 +91,8 @@ denormals_under_flush_to_zero(void)
     CHECK_INT(a[1], 0x0400);
     CHECK_INT(a[2], 0x0002);
     CHECK_INT(a[3], 0x03ff);
+    CHECK_INT(a[7], 0x0002);
+    CHECK_INT(a[8], 0x8002);
     CHECK_INT(c[0], 0x02);
     CHECK_INT(c[1], 0x08);
     CHECK_INT(c[2], 0x02);

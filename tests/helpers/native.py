@@ -74,15 +74,20 @@ _RESULTS = {
 
 
 @functools.cache
-def library():
-    """The compiled library; skips the test where there is no compiler."""
+def library(define=None):
+    """The compiled library; skips the test where there is no compiler.
+
+    Args:
+        define: A macro for another build of the same, such as DM_REDUCE_PORTABLE.
+    """
     compiler = shlex.split(os.environ.get("CC", "gcc"))
     if shutil.which(compiler[0]) is None:
         pytest.skip(f"no C compiler ({compiler[0]})", allow_module_level=True)
     sources = [path for folder in FOLDERS for path in sorted((CSRC / folder).glob("*.c"))]
     with tempfile.TemporaryDirectory(prefix="devicemesh-test-") as folder:
         path = Path(folder, "native.so")
-        command = [*compiler, *shlex.split(FLAGS), f"-I{CSRC}", *sources, "-o", path]
+        flags = [*shlex.split(FLAGS), *([f"-D{define}"] if define else [])]
+        command = [*compiler, *flags, f"-I{CSRC}", *sources, "-o", path]
         subprocess.run(command, check=True)
         loaded = ctypes.CDLL(path)
     for name, result in _RESULTS.items():
@@ -254,9 +259,9 @@ class Ranks:
         return library().dm_ranks_find(self.handle, c_int32(rank))
 
 
-def reduce_kernel(dtype, op):
+def reduce_kernel(dtype, op, define=None):
     """The kernel as a function of (out, a, b, count), addresses; None where there is none."""
-    address = library().dm_reduce_lookup(DTYPES[dtype], OPS[op])
+    address = library(define).dm_reduce_lookup(DTYPES[dtype], OPS[op])
     kind = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_size_t)
     return kind(address) if address else None
 

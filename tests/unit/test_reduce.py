@@ -100,9 +100,9 @@ def unaligned(array):
     return copy
 
 
-def run(dtype, op, a, b, layout="apart"):
+def run(dtype, op, a, b, layout="apart", define=None):
     """The kernel's result on copies of a and b, whose inputs must stay as they were."""
-    kernel = native.reduce_kernel(dtype, op)
+    kernel = native.reduce_kernel(dtype, op, define)
     assert a.dtype == b.dtype == storage(dtype)
     a_copy, b_copy = a.copy(), b.copy()
     out = {"apart": np.zeros_like(a), "out is a": a_copy, "out is b": b_copy}[layout]
@@ -394,6 +394,29 @@ def test_nan_keeps_its_sign(dtype):
     a = np.array([narrow.sign - 1, narrow.sign | (narrow.sign - 1)], narrow.dtype)
     out = run(dtype, "sum", a, np.zeros_like(a))
     assert (out == a).all()
+
+
+# --- for any processor and for this one -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "op"), ALL)
+def test_every_processor_gives_the_same_bits(dtype, op):
+    """Ranks may run on different machines: what is chosen for this one changes nothing."""
+    a, b = random_bits(dtype, 20003, 15), random_bits(dtype, 20003, 16)
+    if dtype in NARROW:
+        a, b = (np.concatenate(v) for v in zip((a, b), narrow_pairs(dtype), strict=True))
+    if dtype in FLOATS:
+        a, b = (np.concatenate(v) for v in zip((a, b), special(dtype), strict=True))
+    out, expected = run(dtype, op, a, b), run(dtype, op, a, b, define="DM_REDUCE_PORTABLE")
+    if dtype in NARROW:
+        nans = (
+            (bits & (NARROW[dtype].sign - 1)) >= NARROW[dtype].first_nan for bits in (out, expected)
+        )
+        assert ((out == expected) | np.logical_and(*nans)).all()
+    elif dtype in [*FLOATS, *COMPLEX]:
+        assert_same(out.view(out.real.dtype), expected.view(expected.real.dtype))
+    else:
+        assert out.tobytes() == expected.tobytes()
 
 
 # --- averages -----------------------------------------------------------------------------------
