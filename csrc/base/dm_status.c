@@ -21,6 +21,18 @@ append(char *text, size_t size, size_t used, const char *format, va_list args)
     return used + (size_t)n;
 }
 
+static void
+append_text(dm_error *err, size_t used, const char *format, ...) DM_PRINTF(3, 4);
+
+static void
+append_text(dm_error *err, size_t used, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    append(err->text, sizeof(err->text), used, format, args);
+    va_end(args);
+}
+
 static dm_status
 set(dm_error *err, dm_status status, int native, const char *format, va_list args)
 {
@@ -66,7 +78,7 @@ dm_error_set_errno(dm_error *err, int errnum, const char *format, ...)
         size_t used = strlen(err->text);
         /* The GNU strerror_r returns its text and may leave `reason` alone. */
         const char *why = strerror_r(errnum, reason, sizeof(reason));
-        snprintf(err->text + used, sizeof(err->text) - used, ": %s", why);
+        append_text(err, used, ": %s", why);
     }
     return status;
 }
@@ -90,10 +102,7 @@ dm_error_context(dm_error *err, const char *format, ...)
     va_start(args, format);
     size_t used = append(err->text, sizeof(err->text), 0, format, args);
     va_end(args);
-    int n = snprintf(err->text + used, sizeof(err->text) - used, ": %s", old);
-    if (n < 0 || (size_t)n >= sizeof(err->text) - used) {
-        memcpy(err->text + sizeof(err->text) - 4, "...", 4);
-    }
+    append_text(err, used, ": %s", old);
 }
 
 const char *

@@ -69,12 +69,14 @@ long_texts_are_cut(void)
     dm_error_context(&err, "%s", text);
     CHECK_INT(strlen(err.text), DM_ERROR_TEXT_SIZE - 1);
     CHECK_STR(err.text + DM_ERROR_TEXT_SIZE - 4, "...");
-    for (size_t n = DM_ERROR_TEXT_SIZE - 8; n < DM_ERROR_TEXT_SIZE + 2; n++) {
+    for (size_t n = DM_ERROR_TEXT_SIZE - 6; n < DM_ERROR_TEXT_SIZE + 2; n++) {
         dm_error_set(&err, DM_ERR_VALUE, "tail");
         dm_error_context(&err, "%.*s", (int)n, text);
         CHECK(strlen(err.text) < DM_ERROR_TEXT_SIZE);
+        CHECK_STR(err.text + DM_ERROR_TEXT_SIZE - 4, "...");
         dm_error_set_errno(&err, EIO, "%.*s", (int)n, text);
         CHECK(strlen(err.text) < DM_ERROR_TEXT_SIZE);
+        CHECK_STR(err.text + DM_ERROR_TEXT_SIZE - 4, "...");
     }
 }
 
