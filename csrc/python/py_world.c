@@ -129,6 +129,11 @@ world_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         if (state == NULL) {
             return NULL;
         }
+        if (py_store_from_object == NULL) {
+            PyErr_SetString(PyExc_NotImplementedError,
+                            "this build of devicemesh has no store types");
+            return NULL;
+        }
         config.store = py_store_from_object(state, store, "store");
         if (config.store == NULL) {
             return NULL;
