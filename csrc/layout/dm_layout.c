@@ -34,9 +34,10 @@ struct dm_layout {
 
 /* --- making a layout ---------------------------------------------------------- */
 
-/* An empty layout with room for ndim dims of max_factors factors together. */
-static dm_status
-begin(int ndim, size_t max_factors, dm_layout **layout, dm_error *err)
+/* An empty layout with room for ndim dims of max_factors factors together, or NULL
+ * with `err` set (there is no memory). */
+static dm_layout *
+begin(int ndim, size_t max_factors, dm_error *err)
 {
     assert(ndim >= 0);
     size_t dims = (size_t)ndim;
@@ -45,7 +46,8 @@ begin(int ndim, size_t max_factors, dm_layout **layout, dm_error *err)
     uint64_t words = head + 4 * (uint64_t)max_factors + dims + (dims / 2 + 1);
     dm_layout *made = words <= SIZE_MAX ? dm_calloc((size_t)words, 8) : NULL;
     if (made == NULL) {
-        return dm_error_set_no_memory(err, "a mesh layout");
+        dm_error_set_no_memory(err, "a mesh layout");
+        return NULL;
     }
     made->numel = 1;
     made->cosize = 1;
@@ -53,8 +55,7 @@ begin(int ndim, size_t max_factors, dm_layout **layout, dm_error *err)
     made->flat = made->factors + max_factors;
     made->sizes = (int64_t *)(made->flat + max_factors);
     made->first = (int *)(made->sizes + dims);
-    *layout = made;
-    return DM_OK;
+    return made;
 }
 
 /* Whether one factor says the same as `outer` followed by `inner`. */
@@ -254,8 +255,10 @@ fill_row_major(dm_layout *layout, const int64_t *shape, int ndim, dm_error *err)
 dm_status
 dm_layout_new(const int64_t *shape, int ndim, dm_layout **layout, dm_error *err)
 {
-    dm_layout *made;
-    DM_TRY(begin(ndim, (size_t)ndim, &made, err));
+    dm_layout *made = begin(ndim, (size_t)ndim, err);
+    if (made == NULL) {
+        return DM_ERR_NO_MEMORY;
+    }
     return finish(fill_row_major(made, shape, ndim, err), made, layout);
 }
 
@@ -278,9 +281,11 @@ dm_status
 dm_layout_from_factors(const dm_factor *factors, const int *first, int ndim,
                        dm_layout **layout, dm_error *err)
 {
-    dm_layout *made;
     size_t n = ndim > 0 ? (size_t)(first[ndim] - first[0]) : 0;
-    DM_TRY(begin(ndim, n, &made, err));
+    dm_layout *made = begin(ndim, n, err);
+    if (made == NULL) {
+        return DM_ERR_NO_MEMORY;
+    }
     return finish(fill_from_factors(made, factors, first, ndim, err), made, layout);
 }
 
@@ -395,16 +400,20 @@ dm_layout_select(const dm_layout *layout, const int *dims, int n, dm_layout **ou
         const dm_factor *factors;
         n_factors += (size_t)dm_layout_factors(layout, dims[i], &factors);
     }
-    dm_layout *made;
-    DM_TRY(begin(n, n_factors, &made, err));
+    dm_layout *made = begin(n, n_factors, err);
+    if (made == NULL) {
+        return DM_ERR_NO_MEMORY;
+    }
     return finish(fill_selected(made, layout, dims, n, err), made, out);
 }
 
 dm_status
 dm_layout_flatten(const dm_layout *layout, dm_layout **out, dm_error *err)
 {
-    dm_layout *made;
-    DM_TRY(begin(1, (size_t)layout->n_factors, &made, err));
+    dm_layout *made = begin(1, (size_t)layout->n_factors, err);
+    if (made == NULL) {
+        return DM_ERR_NO_MEMORY;
+    }
     begin_dim(made);
     dm_status status = add_factors(made, layout->factors, layout->n_factors, err);
     end_dim(made);
@@ -508,8 +517,10 @@ dm_layout_unflatten(const dm_layout *layout, int dim, const int64_t *sizes, int 
     DM_TRY(check_split(layout, dim, sizes, n, err));
     /* Each cut splits at most one factor in two. */
     size_t n_factors = (size_t)layout->n_factors + (size_t)n;
-    dm_layout *made;
-    DM_TRY(begin(layout->ndim - 1 + n, n_factors, &made, err));
+    dm_layout *made = begin(layout->ndim - 1 + n, n_factors, err);
+    if (made == NULL) {
+        return DM_ERR_NO_MEMORY;
+    }
     return finish(fill_unflattened(made, layout, dim, sizes, n, err), made, out);
 }
 
@@ -537,8 +548,10 @@ dm_layout_concatenate(const dm_layout *const *layouts, int n, dm_layout **out,
         }
         n_factors += (size_t)layouts[i]->n_factors;
     }
-    dm_layout *made;
-    DM_TRY(begin(ndim, n_factors, &made, err));
+    dm_layout *made = begin(ndim, n_factors, err);
+    if (made == NULL) {
+        return DM_ERR_NO_MEMORY;
+    }
     return finish(fill_concatenated(made, layouts, n, err), made, out);
 }
 
@@ -583,8 +596,10 @@ dm_status
 dm_layout_complement(const dm_layout *layout, int64_t cosize, dm_layout **out,
                      dm_error *err)
 {
-    dm_layout *made;
-    DM_TRY(begin(1, (size_t)layout->n_flat + 1, &made, err));
+    dm_layout *made = begin(1, (size_t)layout->n_flat + 1, err);
+    if (made == NULL) {
+        return DM_ERR_NO_MEMORY;
+    }
     return finish(fill_complement(made, layout, cosize, err), made, out);
 }
 
