@@ -34,6 +34,7 @@ from _pytest._code.code import TerminalRepr
 from _pytest.capture import MultiCapture
 from _pytest.runner import runtestprotocol
 
+import devicemesh
 from devicemesh.testing import ranks as engine
 from devicemesh.testing.ranks import Rank, run_ranks
 
@@ -358,6 +359,8 @@ def _detach(item: pytest.Item) -> None:
     debugger = manager.getplugin("pdbinvoke")
     if debugger is not None:  # there is no terminal to debug at
         manager.unregister(debugger)
+    # A world that an earlier test left open is the parent's; this rank will make its own.
+    devicemesh.close_world()
     # Fixtures that earlier tests set up are the parent's to tear down.
     for finalizers, _ in item.session._setupstate.stack.values():
         finalizers.clear()

@@ -3,9 +3,9 @@
 import os
 import re
 import textwrap
-from pathlib import Path
 
 import pytest
+from processes import is_gone
 
 from devicemesh.testing.ranks import run_ranks
 
@@ -152,6 +152,24 @@ def test_last_rank_test_of_a_module_lets_go_of_its_fixtures(pytester):
     result = pytester.runpytest("-p", "devicemesh.testing.plugin", "-s")
     result.assert_outcomes(passed=3)
     assert result.stdout.str().count("module fixture gone") == 1
+
+
+def test_world_of_the_parent_is_not_the_ranks(run):
+    result = run(
+        """
+        import devicemesh
+        def test_leaves_a_world_open():
+            devicemesh.init_world(rank=0, world_size=1)
+        @pytest.mark.ranks(2)
+        def test_it(rank):
+            assert not devicemesh.is_initialized()
+            devicemesh.init_world(rank=0, world_size=1)
+        def test_parent_still_has_it():
+            assert devicemesh.is_initialized()
+            devicemesh.close_world()
+        """
+    )
+    result.assert_outcomes(passed=3)
 
 
 def test_output_is_kept_apart_and_shown_on_request(run):
@@ -411,11 +429,7 @@ def test_what_a_rank_started_ends_with_it(run, tmp_path):
     )
     result.assert_outcomes(passed=1)
     pid = int(note.read_text())
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return
-    assert state in "ZX"  # ended; whoever adopted it has not waited for it yet
+    assert is_gone(pid)
 
 
 # --- the function beneath -----------------------------------------------------------------
