@@ -214,6 +214,7 @@ def _serve(host, port):
 def _at_exit():
     """Threads of ours must not run into the interpreter's end."""
     close_world()
+    _core._close_running()
     for server in _servers.values():
         server.close()
     _servers.clear()

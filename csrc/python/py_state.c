@@ -20,6 +20,7 @@ int
 py_state_init(PyObject *module)
 {
     py_state *state = py_state_of_module(module);
+    py_work_state_init(state);
 
 #define X(member, name, base, doc)                                                     \
     state->member = new_error(module, name, base, doc);                                \
@@ -70,7 +71,9 @@ int
 py_state_clear(PyObject *module)
 {
     py_state *state = py_state_of_module(module);
-    py_work_sweep(state);
+    if (state->dropped_works.next != NULL) {
+        py_work_sweep(state);
+    }
 #define X(member, ...) Py_CLEAR(state->member);
     PY_STATE_TYPES(X)
     PY_STATE_ERRORS(X)

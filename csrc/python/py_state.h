@@ -49,6 +49,12 @@
     X(name_name, "name")                                                               \
     X(name_numpy, "numpy")
 
+/* Links of a list: see py_work.h. */
+typedef struct py_pending_link {
+    struct py_pending_link *previous;
+    struct py_pending_link *next;
+} py_pending_link;
+
 typedef struct py_state {
 #define X(member) PyTypeObject *member;
     PY_STATE_TYPES(X)
@@ -63,8 +69,10 @@ typedef struct py_state {
 #undef X
     /* The default world of this process (a World) or NULL. */
     PyObject *default_world;
-    /* Asynchronous operations whose Work was dropped before they ended: see py_work.h. */
-    struct py_pending *dropped_works;
+    /* Rings of asynchronous operations (py_work.h), guarded by the GIL: those that have
+     * a Work, and those whose Work was dropped before they ended. */
+    py_pending_link works;
+    py_pending_link dropped_works;
 } py_state;
 
 extern struct PyModuleDef py_core_module;

@@ -32,9 +32,32 @@ release_arrays(py_pending *pending)
     }
 }
 
+static void
+list_add(py_pending_link *list, py_pending *pending)
+{
+    py_pending_link *link = &pending->link;
+    link->previous = list;
+    link->next = list->next;
+    link->next->previous = link;
+    list->next = link;
+}
+
+/* Nothing where it is in no list. */
+static void
+list_remove(py_pending *pending)
+{
+    py_pending_link *link = &pending->link;
+    if (link->next != NULL) {
+        link->previous->next = link->next;
+        link->next->previous = link->previous;
+        link->previous = link->next = NULL;
+    }
+}
+
 void
 py_pending_free(py_pending *pending)
 {
+    list_remove(pending);
     release_arrays(pending);
     dm_work_release(pending->work);
     dm_free(pending);
@@ -48,32 +71,32 @@ drop_pending(py_state *state, py_pending *pending)
         py_pending_free(pending);
     }
     else if (state != NULL) {
-        pending->next = state->dropped_works;
-        state->dropped_works = pending;
+        list_remove(pending);
+        list_add(&state->dropped_works, pending);
     }
     /* Without a state the interpreter is ending: the memory has to outlive it. */
 }
 
 void
-py_work_sweep(py_state *state)
+py_work_sweep_dropped(py_state *state)
 {
-    /* Taken off first: releasing an array runs code that may come back here. */
-    py_pending *list = state->dropped_works;
-    py_pending *ended = NULL;
-    state->dropped_works = NULL;
-    while (list != NULL) {
-        py_pending *pending = list;
-        list = pending->next;
-        py_pending **target =
-            dm_work_is_done(pending->work) ? &ended : &state->dropped_works;
-        pending->next = *target;
-        *target = pending;
+    py_pending_link *list = &state->dropped_works;
+    py_pending_link *link = list->next;
+    while (link != list) {
+        py_pending *pending = (py_pending *)link;
+        link = link->next;
+        if (dm_work_is_done(pending->work)) {
+            py_pending_free(pending);
+            link = list->next; /* that ran code which may have come back here */
+        }
     }
-    while (ended != NULL) {
-        py_pending *pending = ended;
-        ended = pending->next;
-        py_pending_free(pending);
-    }
+}
+
+void
+py_work_state_init(py_state *state)
+{
+    state->works.previous = state->works.next = &state->works;
+    state->dropped_works.previous = state->dropped_works.next = &state->dropped_works;
 }
 
 /* --- life ---------------------------------------------------------------------------- */
@@ -82,6 +105,7 @@ PyObject *
 py_work_new(py_state *state, py_pending *pending)
 {
     PyTypeObject *type = state->work_type;
+    list_add(&state->works, pending);
     py_work *self = (py_work *)type->tp_alloc(type, 0);
     if (self == NULL) {
         drop_pending(state, pending);
@@ -372,9 +396,63 @@ static PyType_Spec work_spec = {
     .slots = work_slots,
 };
 
+/* --- module functions ------------------------------------------------------------------ */
+
+PyDoc_STRVAR(close_running_doc,
+             "_close_running($module, /)\n"
+             "--\n"
+             "\n"
+             "Closes the groups whose asynchronous operations have not ended.\n"
+             "\n"
+             "For the interpreter's exit: a thread that is inside a backend must not "
+             "see the process\n"
+             "being taken apart.");
+
+/* The group of one running work, held, or NULL. */
+static dm_group *
+find_running(const py_pending_link *list)
+{
+    for (py_pending_link *link = list->next; link != list; link = link->next) {
+        const dm_work *work = ((py_pending *)link)->work;
+        if (!dm_work_is_done(work)) {
+            return dm_group_hold(dm_work_group(work));
+        }
+    }
+    return NULL;
+}
+
+static PyObject *
+close_running(PyObject *module, PyObject *Py_UNUSED(args))
+{
+    py_state *state = py_state_of_module(module);
+    for (;;) {
+        dm_group *group = find_running(&state->works);
+        if (group == NULL) {
+            group = find_running(&state->dropped_works);
+        }
+        if (group == NULL) {
+            break;
+        }
+        /* All works of the group have ended afterwards. */
+        Py_BEGIN_ALLOW_THREADS dm_group_close(group, NULL);
+        dm_group_release(group);
+        Py_END_ALLOW_THREADS
+    }
+    py_work_sweep(state);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"_close_running", close_running, METH_NOARGS, close_running_doc},
+    {NULL, NULL, 0, NULL},
+};
+
 int
 py_work_register(PyObject *module)
 {
     py_state *state = py_state_of_module(module);
-    return py_state_add_type(module, &work_spec, NULL, &state->work_type);
+    if (py_state_add_type(module, &work_spec, NULL, &state->work_type) < 0) {
+        return -1;
+    }
+    return PyModule_AddFunctions(module, functions);
 }

@@ -17,10 +17,17 @@
 enum { PY_WORK_ARRAYS = 2 };
 
 typedef struct py_pending {
-    struct py_pending *next;
-    dm_work *work; /* held; NULL until submitted */
+    py_pending_link link; /* first; in no list until submitted */
+    dm_work *work;        /* held; NULL until submitted */
     py_array arrays[PY_WORK_ARRAYS];
 } py_pending;
+
+/* Empty lists; before anything else is done with the state. */
+void
+py_work_state_init(py_state *state);
+
+void
+py_work_sweep_dropped(py_state *state);
 
 /* An empty one, or NULL with MemoryError. */
 py_pending *
@@ -30,13 +37,18 @@ py_pending_new(void);
 void
 py_pending_free(py_pending *pending);
 
-/* A Work for a submitted operation; takes over `pending`, also on failure. New
+/* A Work for a submitted operation (pending->work is set); takes over `pending`, also on failure. New
  * reference. */
 PyObject *
 py_work_new(py_state *state, py_pending *pending);
 
 /* Frees what dropped Works left behind and has ended by now. */
-void
-py_work_sweep(py_state *state);
+static inline void
+py_work_sweep(py_state *state)
+{
+    if (state->dropped_works.next != &state->dropped_works) {
+        py_work_sweep_dropped(state);
+    }
+}
 
 #endif
