@@ -14,15 +14,20 @@ from devicemesh._core import (
     World,
 )
 from devicemesh.bootstrap import close_world, default_world, init_world, is_initialized
+from devicemesh.device_mesh import DeviceMesh, init_device_mesh
+from devicemesh.options import GlooOptions, Options
 from devicemesh.reduce_op import ReduceOp
 from devicemesh.simulation import simulate
 
 __all__ = [
     "ClosedError",
+    "DeviceMesh",
     "DeviceMeshError",
+    "GlooOptions",
     "GroupTimeoutError",
     "LibraryError",
     "MismatchError",
+    "Options",
     "PeerError",
     "ProcessGroup",
     "ReduceOp",
@@ -32,6 +37,7 @@ __all__ = [
     "_core",
     "close_world",
     "default_world",
+    "init_device_mesh",
     "init_world",
     "is_initialized",
     "simulate",

@@ -16,6 +16,9 @@ module_exec(PyObject *module)
     if (py_work_register(module) < 0) {
         return -1;
     }
+    if (py_mesh_register(module) < 0) {
+        return -1;
+    }
     return 0;
 }
 

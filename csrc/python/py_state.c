@@ -64,6 +64,8 @@ py_state_traverse(PyObject *module, visitproc visit, void *arg)
 #undef X
     Py_VISIT(state->timeout_error);
     Py_VISIT(state->default_world);
+    Py_VISIT(state->pickled_roots);
+    Py_VISIT(state->reused_roots);
     return 0;
 }
 
@@ -81,6 +83,8 @@ py_state_clear(PyObject *module)
 #undef X
     Py_CLEAR(state->timeout_error);
     Py_CLEAR(state->default_world);
+    Py_CLEAR(state->pickled_roots);
+    Py_CLEAR(state->reused_roots);
     return 0;
 }
 

@@ -43,11 +43,17 @@
 /* X(member, text) - interned strings used on hot paths */
 #define PY_STATE_NAMES(X)                                                              \
     X(name_array_interface, "__array_interface__")                                     \
+    X(name_backend, "backend")                                                         \
     X(name_dlpack, "__dlpack__")                                                       \
     X(name_dtype, "dtype")                                                             \
+    X(name_index, "index")                                                             \
     X(name_mesh_dim, "mesh_dim")                                                       \
     X(name_name, "name")                                                               \
-    X(name_numpy, "numpy")
+    X(name_numpy, "numpy")                                                             \
+    X(name_private_timeout, "_timeout")                                                \
+    X(name_timeout, "timeout")                                                         \
+    X(name_tolist, "tolist")                                                           \
+    X(name_type, "type")
 
 /* Links of a list: see py_work.h. */
 typedef struct py_pending_link {
@@ -73,6 +79,10 @@ typedef struct py_state {
      * a Work, and those whose Work was dropped before they ended. */
     py_pending_link works;
     py_pending_link dropped_works;
+    /* Token -> weak reference to a _MeshRoot that was pickled here; NULL until then. */
+    PyObject *pickled_roots;
+    /* Request -> _MeshRoot made with reuse_groups=True; NULL until there is one. */
+    PyObject *reused_roots;
 } py_state;
 
 extern struct PyModuleDef py_core_module;
