@@ -1,0 +1,119 @@
+"""Meshes against numpy: every rank's coordinates, slices and groups by array arithmetic."""
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+import devicemesh
+from devicemesh import DeviceMesh, init_device_mesh
+
+SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).filter(lambda s: math.prod(s) <= 48)
+
+
+def names_of(ndim):
+    return tuple("abcdefgh"[:ndim])
+
+
+@st.composite
+def meshes(draw):
+    """A shape, an array of unique ranks of that shape, and this process's rank."""
+    shape = tuple(draw(SHAPES))
+    count = math.prod(shape)
+    world = draw(st.integers(count, count + 5))
+    ranks = draw(st.permutations(range(world)))[:count]
+    if draw(st.booleans()):
+        ranks = range(count)
+    return np.array(ranks).reshape(shape), world, draw(st.integers(0, world - 1))
+
+
+def coordinate_of(array, rank):
+    found = np.argwhere(array == rank)
+    return tuple(int(i) for i in found[0]) if len(found) else None
+
+
+def line(array, coordinate, dims):
+    """The sub-array of `dims` that holds the coordinate."""
+    return array[tuple(slice(None) if d in dims else c for d, c in enumerate(coordinate))]
+
+
+@given(meshes())
+def test_facts(case):
+    array, world, rank = case
+    with devicemesh.simulate(world_size=world, rank=rank):
+        mesh = DeviceMesh("cpu", array, mesh_dim_names=names_of(array.ndim))
+        assert mesh.shape == array.shape
+        assert mesh.size() == array.size
+        assert mesh.mesh.tolist() == array.tolist()
+        assert mesh.get_coordinate() == coordinate_of(array, rank)
+        assert mesh._flatten_rank_map == tuple(array.flatten().tolist())
+
+
+@given(meshes(), st.data())
+def test_slices(case, data):
+    array, world, rank = case
+    coordinate = coordinate_of(array, rank)
+    dims = sorted(data.draw(st.sets(st.integers(0, array.ndim - 1), min_size=1)))
+    names = names_of(array.ndim)
+    with devicemesh.simulate(world_size=world, rank=rank):
+        mesh = DeviceMesh("cpu", array, mesh_dim_names=names)
+        view = mesh[tuple(names[d] for d in dims)]
+        assert view.shape == tuple(array.shape[d] for d in dims)
+        if coordinate is None:
+            assert view.get_coordinate() is None
+            return
+        part = line(array, coordinate, dims)
+        assert view.mesh.tolist() == part.tolist()
+        assert view.get_coordinate() == tuple(coordinate[d] for d in dims)
+        for d, group in zip(dims, view.get_all_groups(), strict=True):
+            assert list(group.ranks) == line(array, coordinate, [d]).tolist()
+            assert group.rank() == coordinate[d]
+            assert group is mesh.get_group(d)
+
+
+@given(meshes(), st.data())
+def test_flatten(case, data):
+    array, world, rank = case
+    coordinate = coordinate_of(array, rank)
+    dims = sorted(data.draw(st.sets(st.integers(0, array.ndim - 1), min_size=1)))
+    names = names_of(array.ndim)
+    with devicemesh.simulate(world_size=world, rank=rank):
+        mesh = DeviceMesh("cpu", array, mesh_dim_names=names)
+        flat = mesh[tuple(names[d] for d in dims)].flatten("flat")
+        assert flat.shape == (math.prod(array.shape[d] for d in dims),)
+        if coordinate is None:
+            assert flat.get_coordinate() is None
+            return
+        part = line(array, coordinate, dims).flatten()
+        assert flat.mesh.tolist() == part.tolist()
+        assert list(flat.get_group().ranks) == part.tolist()
+        assert flat.get_coordinate() == coordinate_of(part, rank)
+
+
+@given(SHAPES, st.data())
+def test_unflatten(shape, data):
+    count = math.prod(shape)
+    rank = data.draw(st.integers(0, count - 1))
+    with devicemesh.simulate(world_size=count, rank=rank):
+        mesh = init_device_mesh("cpu", (count,), mesh_dim_names=("world",))
+        split = mesh.unflatten("world", shape, names_of(len(shape)))
+        expected = init_device_mesh("cpu", shape, mesh_dim_names=names_of(len(shape)))
+        assert split == expected
+        assert hash(split) == hash(expected)
+        assert split.get_coordinate() == expected.get_coordinate()
+        assert split.mesh.tolist() == np.arange(count).reshape(shape).tolist()
+
+
+@given(meshes(), st.data())
+def test_concatenate(case, data):
+    array, world, rank = case
+    names = names_of(array.ndim)
+    order = data.draw(st.permutations(range(array.ndim)))
+    coordinate = coordinate_of(array, rank)
+    with devicemesh.simulate(world_size=world, rank=rank):
+        mesh = DeviceMesh("cpu", array, mesh_dim_names=names)
+        turned = DeviceMesh.concatenate([mesh[names[d]] for d in order])
+        assert turned.mesh.tolist() == array.transpose(order).tolist()
+        if coordinate is not None:
+            assert turned.get_coordinate() == tuple(coordinate[d] for d in order)
