@@ -103,6 +103,7 @@ def gloo_extension():
                 *files,
                 *sources(
                     "csrc/base/*.c",
+                    "csrc/backend/dm_op.c",
                     "csrc/backend/reduce/*.c",
                     "csrc/store/dm_store.c",
                 ),

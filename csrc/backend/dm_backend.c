@@ -34,27 +34,6 @@ enum { ENTRY_COUNT = sizeof(entries) / sizeof(entries[0]) };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *library_folder; /* guarded by lock */
 
-static const char *const op_names[DM_OP_KIND_COUNT] = {
-    [DM_OP_ALL_REDUCE] = "all_reduce",
-    [DM_OP_BROADCAST] = "broadcast",
-    [DM_OP_REDUCE] = "reduce",
-    [DM_OP_ALL_GATHER] = "all_gather",
-    [DM_OP_GATHER] = "gather",
-    [DM_OP_SCATTER] = "scatter",
-    [DM_OP_REDUCE_SCATTER] = "reduce_scatter",
-    [DM_OP_ALL_TO_ALL] = "all_to_all",
-    [DM_OP_BARRIER] = "barrier",
-    [DM_OP_SEND] = "send",
-    [DM_OP_RECV] = "recv",
-};
-
-const char *
-dm_op_name(dm_op_kind kind)
-{
-    assert((unsigned)kind < DM_OP_KIND_COUNT);
-    return op_names[kind];
-}
-
 /* --- loading ------------------------------------------------------------------- */
 
 #define GLOO_LIBRARY "_gloo.so"

@@ -79,6 +79,13 @@ typedef struct dm_op {
                              not NULL */
 } dm_op;
 
+enum { DM_OP_TEXT_SIZE = 128 };
+
+/* What members of a group must agree on, as people read it: "all_reduce(sum) of 10
+ * float32", "broadcast of 10 float32 from group rank 0". Returns `text`. */
+const char *
+dm_op_describe(const dm_op *op, char text[DM_OP_TEXT_SIZE]);
+
 typedef struct dm_comm dm_comm;
 
 typedef struct dm_comm_config {

@@ -3,7 +3,7 @@
  * The library under test is the one that setup.py built into devicemesh/; without it
  * the tests are skipped. A store in a folder stands for the world's store.
  *
- * sources: base store/dm_store.c backend/reduce
+ * sources: base store/dm_store.c backend/reduce backend/dm_op.c
  * sanitize: none
  */
 #include "dm_test.h"
@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -24,6 +25,8 @@
 #include "store/dm_store.h"
 
 enum { MAX_RANKS = 20, GROUP_TIMEOUT_S = 30, TEST_TIMEOUT_S = 100 };
+
+#define LONG_NS (GROUP_TIMEOUT_S * DM_NS_PER_S)
 
 static const dm_backend *gloo;
 
@@ -652,11 +655,486 @@ dtypes(void)
     run_ranks(3, all_dtypes);
 }
 
-/* More members than kSmallGroup: connections open in stages. */
+static void
+large(rank *r)
+{
+    all_reduces(r);
+    rooted(r);
+    all_to_all_and_gathers(r);
+    uneven(r);
+    barrier(r);
+}
+
+/* Each stage for itself, in groups that have opened nothing else. */
+static void
+large_pairs(rank *r)
+{
+    float data = (float)r->rank;
+    if (r->rank == 3) {
+        run(r, (dm_op){.kind = DM_OP_SEND, .root = 14, .input = &data, .count = 1});
+    }
+    if (r->rank == 14) {
+        run(r, (dm_op){.kind = DM_OP_RECV, .root = 3, .output = &data, .count = 1});
+    }
+    barrier(r);
+    dm_error err;
+    dm_op any = {.kind = DM_OP_RECV, .root = DM_ANY_RANK, .output = &data, .count = 1};
+    CHECK_ERR(run_for(r, &any, LONG_NS, &err), DM_ERR_UNSUPPORTED);
+    barrier(r);
+}
+
+/* More members than connect at once: connections open in stages. */
 static void
 large_group(void)
 {
-    run_ranks(18, rooted);
+    run_ranks(18, large);
+    run_ranks(17, large_pairs);
+}
+
+/* --- failures ------------------------------------------------------------------------- */
+
+static dm_op
+sum_of(float *data, size_t n)
+{
+    return (dm_op){.kind = DM_OP_ALL_REDUCE,
+                   .dtype = DM_FLOAT32,
+                   .reduce = DM_SUM,
+                   .output = data,
+                   .count = n};
+}
+
+static void
+wait_for(atomic_int *counter, int value)
+{
+    while (atomic_load(counter) < value) {
+        sched_yield();
+    }
+}
+
+static void
+expect_peer(rank *r, dm_op op, const char *name)
+{
+    dm_error err;
+    CHECK_ERR(run_for(r, &op, LONG_NS, &err), DM_ERR_PEER);
+    CHECK_CONTAINS(err.text, name);
+    CHECK_ERR(run_for(r, &op, LONG_NS, &err), DM_ERR_CLOSED);
+}
+
+/* The last rank dies while all others wait; all name it, also those who wait for
+ * somebody else. */
+static void
+die_while_others_wait(rank *r)
+{
+    barrier(r);
+    if (r->rank == r->size - 1) {
+        wait_for(r->shared, r->size - 1);
+        raise(SIGKILL);
+    }
+    float *data = array(1000, r->rank);
+    char name[16];
+    snprintf(name, sizeof(name), "rank %d ", r->ranks[r->size - 1]);
+    atomic_fetch_add(r->shared, 1);
+    expect_peer(r, sum_of(data, 1000), name);
+    dm_free(data);
+}
+
+static volatile float *watched;
+static pid_t victim;
+
+static void *
+kill_when_data_comes(void *arg)
+{
+    (void)arg;
+    while (*watched == 0) {
+        sched_yield();
+    }
+    kill(victim, SIGKILL);
+    return NULL;
+}
+
+/* The sender dies in the middle of a message. */
+static void
+die_in_a_message(rank *r)
+{
+    barrier(r);
+    size_t n = 64 * 1024 * 1024;
+    float *data = mmap(NULL, n * sizeof(float), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(data != MAP_FAILED);
+    dm_op op = {.kind = DM_OP_BROADCAST,
+                .dtype = DM_FLOAT32,
+                .output = data,
+                .root = 1,
+                .count = n};
+    if (r->rank == 1) {
+        data[0] = 1;
+        atomic_store(r->shared, getpid());
+        dm_error err;
+        run_for(r, &op, LONG_NS, &err);
+        pause();
+    }
+    wait_for(r->shared, 1);
+    victim = atomic_load(r->shared);
+    watched = data;
+    pthread_t killer;
+    CHECK_INT(pthread_create(&killer, NULL, kill_when_data_comes, NULL), 0);
+    expect_peer(r, op, "rank 11 (group rank 1) closed its connection");
+    pthread_join(killer, NULL);
+}
+
+/* The receiver dies in the middle of a message. */
+static void
+die_receiving(rank *r)
+{
+    barrier(r);
+    size_t n = 64 * 1024 * 1024;
+    float *data = mmap(NULL, n * sizeof(float), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(data != MAP_FAILED);
+    dm_op op = {.kind = DM_OP_BROADCAST,
+                .dtype = DM_FLOAT32,
+                .output = data,
+                .root = 1,
+                .count = n};
+    if (r->rank == 0) {
+        victim = getpid();
+        watched = data;
+        pthread_t killer;
+        CHECK_INT(pthread_create(&killer, NULL, kill_when_data_comes, NULL), 0);
+        dm_error err;
+        run_for(r, &op, LONG_NS, &err);
+        pause();
+    }
+    data[0] = 1;
+    expect_peer(r, op, "rank 10 (group rank 0) closed its connection");
+}
+
+static void
+dead_peer(void)
+{
+    run_ranks_killing(2, die_while_others_wait, true, 1 << 1);
+    run_ranks_killing(5, die_while_others_wait, true, 1 << 4);
+    run_ranks_killing(2, die_in_a_message, true, 1 << 1);
+    run_ranks_killing(2, die_receiving, true, 1 << 0);
+}
+
+static void
+be_late(rank *r)
+{
+    barrier(r);
+    if (r->rank == 2) {
+        wait_for(r->shared, 2);
+        return;
+    }
+    float data[10] = {0};
+    dm_op op = sum_of(data, 10);
+    dm_error err = DM_ERROR_INIT;
+    dm_status status = run_for(r, &op, 700 * DM_NS_PER_MS, &err);
+    CHECK(status == DM_ERR_TIMEOUT || status == DM_ERR_PEER);
+    CHECK_CONTAINS(err.text, "timed out after 0.");
+    CHECK_CONTAINS(err.text, "rank 12 (group rank 2)");
+    atomic_fetch_add(r->shared, 1);
+}
+
+static void
+never_join(rank *r)
+{
+    if (r->rank == 2) {
+        return;
+    }
+    dm_error err;
+    CHECK_ERR(connect_comm(r, 500 * DM_NS_PER_MS, &err), DM_ERR_TIMEOUT);
+    CHECK_CONTAINS(err.text, "waiting for rank 12 (group rank 2) to join");
+}
+
+static void
+late_peer(void)
+{
+    run_ranks(3, be_late);
+    run_ranks_killing(3, never_join, false, 0);
+}
+
+static void *
+abort_soon(void *arg)
+{
+    rank *r = arg;
+    wait_for(&r->shared[r->rank], 1);
+    gloo->comm_abort(r->comm);
+    gloo->comm_abort(r->comm);
+    return NULL;
+}
+
+static void
+abort_running(rank *r)
+{
+    barrier(r);
+    float data[10] = {0};
+    dm_op op = sum_of(data, 10);
+    if (r->rank == 1) {
+        expect_peer(r, (dm_op){.kind = DM_OP_RECV, .output = data, .count = 1},
+                    "rank 10");
+        return;
+    }
+    dm_error err;
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, abort_soon, r), 0);
+    atomic_fetch_add(&r->shared[r->rank], 1);
+    CHECK_ERR(run_for(r, &op, LONG_NS, &err), DM_ERR_ABORTED);
+    pthread_join(thread, NULL);
+    CHECK_ERR(run_for(r, &op, LONG_NS, &err), DM_ERR_ABORTED);
+}
+
+static void
+abort_idle(rank *r)
+{
+    barrier(r);
+    if (r->rank == 1) {
+        float data = 0;
+        expect_peer(r, (dm_op){.kind = DM_OP_RECV, .output = &data, .count = 1},
+                    "rank 10");
+        return;
+    }
+    gloo->comm_abort(r->comm);
+}
+
+static void
+abort_connecting(rank *r)
+{
+    if (r->rank == 1) {
+        return;
+    }
+    dm_error err;
+    dm_comm_config config = {
+        .rank = 0, .size = 2, .ranks = r->ranks, .name = r->name, .store = r->store};
+    CHECK_OK(gloo->comm_new(&config, &r->comm, &err));
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, abort_soon, r), 0);
+    atomic_fetch_add(&r->shared[r->rank], 1);
+    dm_wait wait = DM_WAIT_FOREVER;
+    CHECK_ERR(gloo->comm_connect(r->comm, &wait, &err), DM_ERR_ABORTED);
+    pthread_join(thread, NULL);
+}
+
+static void
+aborted(void)
+{
+    run_ranks(2, abort_running);
+    run_ranks(2, abort_idle);
+    run_ranks_killing(2, abort_connecting, false, 0);
+}
+
+static dm_status
+stop_at_second_call(void *arg, dm_error *err)
+{
+    int *calls = arg;
+    return ++*calls < 2 ? DM_OK : dm_error_set(err, DM_ERR_INTERRUPTED, "stop, please");
+}
+
+static void
+interrupt(rank *r)
+{
+    barrier(r);
+    float data = 0;
+    dm_op op = {.kind = DM_OP_RECV, .dtype = DM_FLOAT32, .output = &data, .count = 1};
+    if (r->rank == 1) {
+        expect_peer(r, op, "rank 10 left the group: stop, please");
+        return;
+    }
+    op.root = 1;
+    int calls = 0;
+    dm_wait wait = {DM_FOREVER, stop_at_second_call, &calls};
+    dm_error err;
+    CHECK_ERR(gloo->comm_run(r->comm, &op, &wait, &err), DM_ERR_INTERRUPTED);
+    CHECK_STR(err.text, "stop, please");
+    CHECK_INT(calls, 2);
+}
+
+static void
+interrupt_connect(rank *r)
+{
+    if (r->rank == 1) {
+        return;
+    }
+    dm_error err;
+    dm_comm_config config = {
+        .rank = 0, .size = 2, .ranks = r->ranks, .name = r->name, .store = r->store};
+    CHECK_OK(gloo->comm_new(&config, &r->comm, &err));
+    int calls = 0;
+    dm_wait wait = {DM_FOREVER, stop_at_second_call, &calls};
+    CHECK_ERR(gloo->comm_connect(r->comm, &wait, &err), DM_ERR_INTERRUPTED);
+}
+
+static void
+interrupted(void)
+{
+    run_ranks(2, interrupt);
+    run_ranks_killing(2, interrupt_connect, false, 0);
+}
+
+/* --- ranks that disagree ----------------------------------------------------------- */
+
+static void
+expect_mismatch(rank *r, dm_op op, const char *one, const char *other)
+{
+    dm_error err;
+    CHECK_ERR(run_for(r, &op, LONG_NS, &err), DM_ERR_MISMATCH);
+    CHECK_CONTAINS(err.text, one);
+    CHECK_CONTAINS(err.text, other);
+}
+
+static void
+different_kinds(rank *r)
+{
+    float data[20] = {0};
+    dm_op op = sum_of(data, 10);
+    if (r->rank == 1) {
+        op = (dm_op){
+            .kind = DM_OP_BROADCAST, .dtype = DM_FLOAT32, .output = data, .count = 10};
+    }
+    expect_mismatch(r, op, "all_reduce(sum) of 10 float32",
+                    "broadcast of 10 float32 from group rank 0");
+}
+
+static void
+different_counts(rank *r)
+{
+    float data[20] = {0};
+    expect_mismatch(r, sum_of(data, r->rank == 1 ? 20 : 10),
+                    "all_reduce(sum) of 10 float32", "all_reduce(sum) of 20 float32");
+}
+
+static void
+different_dtypes(rank *r)
+{
+    float data[20] = {0};
+    dm_op op = sum_of(data, 10);
+    op.dtype = r->rank == 1 ? DM_INT32 : DM_FLOAT32;
+    expect_mismatch(r, op, "of 10 float32", "of 10 int32");
+}
+
+static void
+different_lengths(rank *r)
+{
+    float data[20] = {0};
+    dm_op op = {.kind = DM_OP_RECV, .dtype = DM_FLOAT32, .output = data, .count = 10};
+    if (r->rank == 0) {
+        op = (dm_op){.kind = DM_OP_SEND,
+                     .dtype = DM_FLOAT32,
+                     .root = 1,
+                     .input = data,
+                     .count = 20};
+    }
+    expect_mismatch(r, op, "recv of 10 float32 from group rank 0",
+                    "send of 20 float32 to group rank 1");
+}
+
+static void
+mismatches(void)
+{
+    run_ranks(2, different_kinds);
+    run_ranks(4, different_kinds);
+    run_ranks(3, different_counts);
+    run_ranks(3, different_dtypes);
+    run_ranks(2, different_lengths);
+}
+
+/* --- what a process has ------------------------------------------------------------- */
+
+static int
+count_entries(const char *path)
+{
+    DIR *entries = opendir(path);
+    CHECK(entries != NULL);
+    int n = 0;
+    for (struct dirent *e; (e = readdir(entries)) != NULL;) {
+        n += e->d_name[0] != '.';
+    }
+    closedir(entries);
+    return n;
+}
+
+static int
+count_fds(void)
+{
+    return count_entries("/proc/self/fd");
+}
+
+static int
+count_threads(void)
+{
+    return count_entries("/proc/self/task");
+}
+
+/* Nothing before the first connect; a descriptor for each peer and four for the
+ * process; nothing after the last free. Repeated, so that a leak shows. */
+static void
+leave_nothing(rank *r)
+{
+    int fds = count_fds(), threads = count_threads();
+    char name[64];
+    strcpy(name, r->name);
+    for (int i = 0; i < 5; i++) {
+        snprintf(r->name, sizeof(r->name), "%.32s.%d", name, i);
+        dm_error err = DM_ERROR_INIT;
+        open_comm(r);
+        CHECK_INT(count_fds() - fds, r->size - 1 + 3);
+        CHECK_INT(count_threads() - threads, 1);
+        CHECK_STR(gloo->comm_transport(r->comm), "tcp");
+        dm_comm *first = r->comm;
+
+        strcat(r->name, "b");
+        open_comm(r);
+        CHECK_INT(count_fds() - fds, 2 * (r->size - 1) + 3);
+        CHECK_INT(count_threads() - threads, 1);
+
+        float data[3] = {1, 2, 3};
+        dm_op op = sum_of(data, 3);
+        dm_wait wait = DM_WAIT_FOREVER;
+        CHECK_OK(gloo->comm_run(first, &op, &wait, &err));
+        CHECK_OK(gloo->comm_run(r->comm, &op, &wait, &err));
+        /* A failure of one group leaves the other alone. */
+        gloo->comm_abort(first);
+        CHECK_OK(gloo->comm_run(r->comm, &op, &wait, &err));
+        barrier(r);
+        gloo->comm_free(first, false);
+        gloo->comm_free(r->comm, false);
+        r->comm = NULL;
+        CHECK_INT(count_fds(), fds);
+        CHECK_INT(count_threads(), threads);
+    }
+}
+
+/* Children of both ranks use a group of their own, then forget their parents'. */
+static void
+fork_and_meet(rank *r)
+{
+    barrier(r);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(TEST_TIMEOUT_S);
+        dm_comm *parents = r->comm;
+        strcat(r->name, ".child");
+        r->store = folder_new(folder);
+        open_comm(r);
+        all_reduces(r);
+        gloo->comm_free(r->comm, false);
+        gloo->comm_free(parents, true);
+        dm_store_release(r->store);
+        _exit(0);
+    }
+    all_reduces(r);
+    int status;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    barrier(r);
+}
+
+static void
+leftovers(void)
+{
+    run_ranks_killing(3, leave_nothing, false, 0);
+    run_ranks(2, fork_and_meet);
 }
 
 /* --- main ---------------------------------------------------------------------------- */
@@ -700,7 +1178,11 @@ remove_folder(void)
 int
 main(int argc, char **argv)
 {
-    static const dm_test tests[] = {TEST(results), TEST(dtypes), TEST(large_group)};
+    static const dm_test tests[] = {
+        TEST(results),     TEST(dtypes),     TEST(large_group),
+        TEST(dead_peer),   TEST(late_peer),  TEST(aborted),
+        TEST(interrupted), TEST(mismatches), TEST(leftovers),
+    };
     gloo = load();
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     strcpy(folder, "/tmp/gloo-test-XXXXXX");

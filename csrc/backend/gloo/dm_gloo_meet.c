@@ -230,20 +230,3 @@ free_all:
     dm_free(blobs);
     return status;
 }
-
-void
-dm_gloo_last_words(dm_store *store, const char *name, const char *text, char *cause,
-                   size_t cause_size)
-{
-    cause[0] = '\0';
-    char key[DM_STORE_KEY_MAX];
-    snprintf(key, sizeof(key), "%s/broken", name);
-    dm_wait wait = {dm_clock_deadline(DM_NS_PER_S), NULL, NULL};
-    dm_bytes value = {NULL, 0};
-    if (dm_store_compare_set(store, key, "", 0, text, strlen(text), &wait, &value,
-                             NULL) == DM_OK) {
-        snprintf(cause, cause_size, "%.*s", (int)value.size,
-                 value.data != NULL ? value.data : "");
-        dm_bytes_free(&value);
-    }
-}

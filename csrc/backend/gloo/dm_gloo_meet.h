@@ -1,4 +1,4 @@
-/* How the members of a gloo group meet: addresses and last words through the store.
+/* How the members of a gloo group meet: addresses through the store.
  *
  * Plain C, no gloo in it: the C++ of the bridge cannot read store/dm_store.h. A
  * meeting takes one set and one multi-get for each rank, whatever the group's size:
@@ -36,12 +36,5 @@ typedef struct dm_gloo_meeting {
 dm_status
 dm_gloo_meet(const dm_gloo_meeting *meeting, const void *mine, void *theirs,
              const dm_wait *wait, dm_error *err);
-
-/* Why the group broke: the first rank to say so wins. Writes what stands in the
- * store afterwards into `cause` (mine, an earlier one, or "" when the store did not
- * answer). Blocks for at most a second; keeps no error, since there is one already. */
-void
-dm_gloo_last_words(dm_store *store, const char *name, const char *text, char *cause,
-                   size_t cause_size);
 
 #endif

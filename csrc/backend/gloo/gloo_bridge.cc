@@ -5,6 +5,7 @@
  * interrupts; the call in flight closes the connections on its way out, or comm_abort
  * itself where there is none.
  */
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -23,8 +24,7 @@ using dm_gloo::Waiter;
 struct dm_comm {
     explicit dm_comm(const dm_comm_config &config)
         : rank(config.rank), size(config.size), ranks(config.ranks), name(config.name),
-          store(config.store), waiter({config.rank, config.ranks}),
-          links(config, waiter)
+          store(config.store), waiter(config), links(config, waiter)
     {
     }
 
@@ -57,30 +57,74 @@ breaks(dm_status status)
 void
 explain(dm_comm *comm, dm_status status, dm_error *err) noexcept
 {
-    if (comm->store == nullptr || err == nullptr) {
+    if (comm->store == nullptr) {
         return;
     }
-    char mine[DM_ERROR_TEXT_SIZE];
-    if (status == DM_ERR_PEER) {
-        snprintf(mine, sizeof(mine), "%.512s (noticed by rank %d)", err->text,
-                 comm->ranks[comm->rank]);
+    const int32_t self = comm->ranks[comm->rank];
+    dm_gloo_cause mine = {status, {0}};
+    switch (status) {
+    case DM_ERR_PEER:
+        snprintf(mine.text, sizeof(mine.text), "%.400s (noticed by rank %d)", err->text,
+                 self);
+        break;
+    case DM_ERR_MISMATCH:
+        snprintf(mine.text, sizeof(mine.text), "%.400s", err->text);
+        break;
+    default:
+        snprintf(mine.text, sizeof(mine.text), "rank %d left the group: %.400s", self,
+                 err->text);
+        break;
     }
-    else {
-        snprintf(mine, sizeof(mine), "rank %d left the group: %.512s",
-                 comm->ranks[comm->rank], err->text);
-    }
-    char cause[DM_ERROR_TEXT_SIZE];
-    dm_gloo_last_words(comm->store, comm->name, mine, cause, sizeof(cause));
-    if (status == DM_ERR_PEER && cause[0] != '\0' && strcmp(cause, mine) != 0) {
-        dm_error_set(err, DM_ERR_PEER, "%s", cause);
+    dm_gloo_cause cause = dm_gloo_last_words(comm->store, comm->name, &mine);
+    if (status == DM_ERR_PEER && cause.status != DM_OK &&
+        strcmp(cause.text, mine.text) != 0) {
+        dm_error_set(err, cause.status == DM_ERR_MISMATCH ? cause.status : status, "%s",
+                     cause.text);
     }
 }
+
+/* A process that does not ignore SIGPIPE would die of a peer's death: gloo writes to
+ * sockets without a thought of it. Holds the signal back while it lives. */
+class PipesQuiet {
+  public:
+    PipesQuiet() noexcept
+    {
+        struct sigaction action;
+        active_ =
+            sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler != SIG_IGN;
+        if (active_) {
+            sigemptyset(&pipe_);
+            sigaddset(&pipe_, SIGPIPE);
+            pthread_sigmask(SIG_BLOCK, &pipe_, &old_);
+        }
+    }
+
+    ~PipesQuiet()
+    {
+        if (active_ && sigismember(&old_, SIGPIPE) == 0) {
+            struct timespec now = {0, 0};
+            while (sigtimedwait(&pipe_, nullptr, &now) == SIGPIPE) {
+            }
+            pthread_sigmask(SIG_SETMASK, &old_, nullptr);
+        }
+    }
+
+    PipesQuiet(const PipesQuiet &) = delete;
+    PipesQuiet &
+    operator=(const PipesQuiet &) = delete;
+
+  private:
+    bool active_;
+    sigset_t pipe_;
+    sigset_t old_;
+};
 
 /* One call into gloo: begins, runs the body, and cleans up behind a failure. */
 template <typename Body>
 dm_status
 call(dm_comm *comm, const dm_wait *wait, dm_error *err, Body &&body) noexcept
 {
+    PipesQuiet quiet;
     dm_error own = DM_ERROR_INIT;
     dm_error *record = err != nullptr ? err : &own;
     {
@@ -101,6 +145,7 @@ call(dm_comm *comm, const dm_wait *wait, dm_error *err, Body &&body) noexcept
         });
     if (breaks(status)) {
         explain(comm, status, record);
+        status = record->status;
     }
 
     std::lock_guard<std::mutex> lock(comm->life);
@@ -135,16 +180,20 @@ comm_run(dm_comm *comm, const dm_op *op, const dm_wait *wait, dm_error *err)
             dm_gloo::run_alone(*op);
             return;
         }
-        bool alone = op->kind == DM_OP_SEND || op->kind == DM_OP_RECV;
-        uint64_t turn = alone ? 0 : ++comm->turns;
+        if (!dm_gloo::is_point_to_point(op->kind)) {
+            comm->turns++;
+        }
+        uint64_t key = dm_gloo::key_of(*op, comm->turns);
         comm->links.prepare(*op, *wait);
-        dm_gloo::run_operation(comm->links, *op, turn);
+        comm->waiter.begin_operation(op, comm->turns, key);
+        dm_gloo::run_operation(comm->links, *op, key);
     });
 }
 
 void
 comm_abort(dm_comm *comm)
 {
+    PipesQuiet quiet;
     comm->waiter.abort();
     std::lock_guard<std::mutex> lock(comm->life);
     if (!comm->in_call && !comm->shut) {
@@ -159,6 +208,7 @@ comm_free(dm_comm *comm, bool forked)
     /* A child has gloo's memory but not its thread, and the sockets are its
      * parent's. */
     if (!forked) {
+        PipesQuiet quiet;
         delete comm;
     }
 }

@@ -476,14 +476,6 @@ recv(const Run &run)
     }
 }
 
-/* --- keys --------------------------------------------------------------------------- */
-
-bool
-is_point_to_point(dm_op_kind kind)
-{
-    return kind == DM_OP_SEND || kind == DM_OP_RECV;
-}
-
 bool
 is_reduction(dm_op_kind kind)
 {
@@ -491,10 +483,22 @@ is_reduction(dm_op_kind kind)
            kind == DM_OP_REDUCE_SCATTER;
 }
 
-/* What all members must agree on. Point-to-point messages match by tag alone: their
- * order between two ranks is kept by the connection. */
+} // namespace
+
+bool
+supports(dm_op_kind kind, dm_dtype dtype, dm_reduce_op reduce) noexcept
+{
+    return !is_reduction(kind) || dm_reduce_lookup(dtype, reduce) != nullptr;
+}
+
+bool
+is_point_to_point(dm_op_kind kind) noexcept
+{
+    return kind == DM_OP_SEND || kind == DM_OP_RECV;
+}
+
 uint64_t
-key_of(const dm_op &op, uint64_t turn)
+key_of(const dm_op &op, uint64_t turn) noexcept
 {
     constexpr uint64_t prime = UINT64_C(0x100000001b3);
     uint64_t key = UINT64_C(0xcbf29ce484222325);
@@ -513,18 +517,10 @@ key_of(const dm_op &op, uint64_t turn)
     return key;
 }
 
-} // namespace
-
-bool
-supports(dm_op_kind kind, dm_dtype dtype, dm_reduce_op reduce) noexcept
-{
-    return !is_reduction(kind) || dm_reduce_lookup(dtype, reduce) != nullptr;
-}
-
 void
-run_operation(Links &links, const dm_op &op, uint64_t turn)
+run_operation(Links &links, const dm_op &op, uint64_t key)
 {
-    links.transport().set_key(key_of(op, turn));
+    links.transport().set_key(key);
     Run run(links, op);
     const bool uneven = op.input_counts != nullptr || op.output_counts != nullptr;
     if (op.count == 0 && !uneven && !is_point_to_point(op.kind) &&

@@ -12,10 +12,17 @@
 
 namespace dm_gloo {
 
-/* Runs one operation over open links; `turn` counts the collectives of the group, the
- * same on all members. Throws. */
+/* What all members must agree on; `turn` counts the group's collectives. Point-to-point
+ * messages match by tag alone: the connection keeps their order. */
+uint64_t
+key_of(const dm_op &op, uint64_t turn) noexcept;
+
+/* Runs one operation over open links. Throws. */
 void
-run_operation(Links &links, const dm_op &op, uint64_t turn);
+run_operation(Links &links, const dm_op &op, uint64_t key);
+
+bool
+is_point_to_point(dm_op_kind kind) noexcept;
 
 /* The whole operation in a group of one: copies. */
 void

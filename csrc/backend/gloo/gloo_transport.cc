@@ -1,114 +1,11 @@
-/* gloo's transport with slices, names and marks: see gloo_transport.h. */
+/* gloo's transport with names and marks: see gloo_transport.h. */
 #include "backend/gloo/gloo_transport.h"
 
-#include <cstdio>
-#include <cstring>
+#include <sys/socket.h>
 
 #include <gloo/transport/pair.h>
 
 namespace dm_gloo {
-
-/* --- Waiter ----------------------------------------------------------------------- */
-
-void
-Waiter::begin(const dm_wait *wait) noexcept
-{
-    wait_ = wait;
-    started_ = dm_clock_now();
-    peer_ = DM_ANY_RANK;
-}
-
-void
-Waiter::look()
-{
-    if (is_aborted()) {
-        fail(DM_ERR_ABORTED, "aborted while waiting for %s", peer_text(peer_).text);
-    }
-    dm_error error = DM_ERROR_INIT;
-    dm_status status = dm_wait_poll(wait_, &error);
-    if (status == DM_ERR_TIMEOUT) {
-        double seconds = static_cast<double>(dm_clock_now() - started_) / DM_NS_PER_S;
-        fail(DM_ERR_TIMEOUT, "timed out after %.1f s waiting for %s", seconds,
-             peer_text(peer_).text);
-    }
-    check(status, error);
-}
-
-Waiter::InFlight::InFlight(Waiter &waiter, gloo::transport::UnboundBuffer &buffer,
-                           bool sending)
-    : waiter_(waiter)
-{
-    std::unique_lock<std::mutex> lock(waiter_.mutex_);
-    if (waiter_.is_aborted()) {
-        lock.unlock();
-        waiter_.look();
-    }
-    waiter_.in_flight_ = &buffer;
-    waiter_.sending_ = sending;
-}
-
-Waiter::InFlight::~InFlight()
-{
-    std::lock_guard<std::mutex> lock(waiter_.mutex_);
-    waiter_.in_flight_ = nullptr;
-}
-
-void
-Waiter::interrupt_locked() noexcept
-{
-    if (in_flight_ != nullptr) {
-        if (sending_) {
-            in_flight_->abortWaitSend();
-        }
-        else {
-            in_flight_->abortWaitRecv();
-        }
-    }
-}
-
-void
-Waiter::on_slice() noexcept
-{
-    std::lock_guard<std::mutex> lock(mutex_);
-    interrupt_locked();
-}
-
-void
-Waiter::abort() noexcept
-{
-    std::lock_guard<std::mutex> lock(mutex_);
-    aborted_.store(true, std::memory_order_release);
-    interrupt_locked();
-}
-
-Waiter::PeerText
-Waiter::peer_text(int peer) const noexcept
-{
-    PeerText text;
-    if (peer == DM_ANY_RANK) {
-        std::snprintf(text.text, sizeof(text.text), "any rank");
-    }
-    else {
-        std::snprintf(text.text, sizeof(text.text), "rank %d (group rank %d)",
-                      names_.ranks[peer], peer);
-    }
-    return text;
-}
-
-dm_status
-Waiter::describe(int peer, const char *text, dm_error *err) const noexcept
-{
-    static const char *const gone[] = {"losed by peer", "reset by peer", "Broken pipe",
-                                       "onnection refused"};
-    for (const char *sign : gone) {
-        if (std::strstr(text, sign) != nullptr) {
-            return dm_error_set(err, DM_ERR_PEER, "%s closed its connection",
-                                peer_text(peer).text);
-        }
-    }
-    return dm_error_set(err, DM_ERR_CONNECTION, "the connection to %s failed: %s",
-                        peer_text(peer).text, text);
-}
 
 /* --- Transport -------------------------------------------------------------------- */
 
