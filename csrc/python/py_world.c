@@ -231,13 +231,13 @@ PyDoc_STRVAR(
     "\n"
     "Only the members call this, each with the same list; nothing is connected until "
     "the\n"
-    "first operation. Members that ask for different backends are told so.\n"
+    "first operation. Members that ask for different backends or names are told so.\n"
     "\n"
     "Args:\n"
     "    ranks: sequence of global ranks; their order is the order of group ranks.\n"
     "    backend: 'gloo' (the default) or 'fake'.\n"
     "    timeout: seconds or a timedelta; None takes the world's.\n"
-    "    name: what errors call the group.\n"
+    "    name: what errors call the group; the same on every member.\n"
     "\n"
     "Returns:\n"
     "    A new ProcessGroup.\n"
@@ -302,12 +302,14 @@ make_group(dm_world *world, dm_group_spec *spec, const dm_wait *wait, dm_group *
            dm_error *err)
 {
     char members[64];
-    char request[128];
+    char request[256];
     char identity[DM_IDENTITY_SIZE];
     char name[DM_IDENTITY_SIZE + 4];
     members_text(spec->ranks, spec->size, members, sizeof(members));
-    snprintf(request, sizeof(request), "a group of %d, backend '%.64s'",
-             (int)spec->size, spec->backend);
+    bool named = spec->dim_name != NULL;
+    snprintf(request, sizeof(request), "a group of %d%s%.64s%s, backend '%.64s'",
+             (int)spec->size, named ? " named '" : "", named ? spec->dim_name : "",
+             named ? "'" : "", spec->backend);
     DM_TRY(dm_world_agree(world, members, request, wait, identity, err));
     snprintf(name, sizeof(name), "%s/g", identity);
     spec->identity = name;

@@ -48,8 +48,9 @@ def test_example_runs(name):
 @pytest.mark.parametrize("name", OBJECTS)
 def test_has_a_docstring(name):
     value = OBJECTS[name]
-    if name == "ReduceOp" or not isinstance(value, str):
-        assert value.__doc__
+    if isinstance(value, str) or inspect.ismemberdescriptor(value):
+        pytest.skip("a plain value")
+    assert value.__doc__
 
 
 @pytest.mark.parametrize(
