@@ -52,6 +52,42 @@ any_bits_anywhere(void)
     }
 }
 
+/* The same for many arrays at once, in place of each of them. */
+static void
+many_anywhere(void)
+{
+    enum { MANY = 3, LONG = 5000 };
+    for (int dtype = 0; dtype < DM_DTYPE_COUNT; dtype++) {
+        size_t bytes = LONG * dm_dtype_size((dm_dtype)dtype) + 1;
+        unsigned char *all[MANY + 1];
+        const void *inputs[MANY];
+        for (int k = 0; k <= MANY; k++) {
+            all[k] = malloc(bytes);
+        }
+        for (int op = 0; op < DM_REDUCE_OP_COUNT; op++) {
+            if (dm_reduce_lookup((dm_dtype)dtype, (dm_reduce_op)op) == NULL) {
+                continue;
+            }
+            for (int n = 1; n <= MANY; n++) {
+                for (int k = 0; k < n; k++) {
+                    inputs[k] = all[k] + 1;
+                    for (size_t i = 1; i < bytes; i++) {
+                        all[k][i] = random_byte();
+                    }
+                }
+                dm_reduce_many(all[MANY] + 1, inputs, n, LONG, (dm_dtype)dtype,
+                               (dm_reduce_op)op, n);
+                dm_reduce_many(all[n - 1] + 1, inputs, n, LONG, (dm_dtype)dtype,
+                               (dm_reduce_op)op, n);
+                CHECK(memcmp(all[n - 1] + 1, all[MANY] + 1, bytes - 1) == 0);
+            }
+        }
+        for (int k = 0; k <= MANY; k++) {
+            free(all[k]);
+        }
+    }
+}
+
 static void
 float16_values(void)
 {
@@ -99,5 +135,5 @@ denormals_under_flush_to_zero(void)
 #endif
 }
 
-TEST_MAIN(TEST(any_bits_anywhere), TEST(float16_values),
+TEST_MAIN(TEST(any_bits_anywhere), TEST(many_anywhere), TEST(float16_values),
           TEST(denormals_under_flush_to_zero))

@@ -269,3 +269,16 @@ def reduce_kernel(dtype, op, define=None):
 def reduce_finish(data, count, dtype, op, size):
     """Divides what lies at the address `data` where `op` is an average."""
     library().dm_reduce_finish(c_void_p(data), c_size_t(count), DTYPES[dtype], OPS[op], size)
+
+
+def reduce_many(out, inputs, count, dtype, op, size=1, define=None):
+    """Combines what lies at the addresses `inputs`, in order, into what lies at `out`."""
+    library(define).dm_reduce_many(
+        c_void_p(out),
+        _array(c_void_p, inputs),
+        len(inputs),
+        c_size_t(count),
+        DTYPES[dtype],
+        OPS[op],
+        size,
+    )

@@ -459,3 +459,89 @@ def test_average_of_narrow_floats(dtype, size):
 def test_nothing_is_left_to_do(dtype, op):
     data = random_bits(dtype, 50, 14)
     assert finish(dtype, op, data, 4).tobytes() == data.tobytes()
+
+
+# --- many arrays at once ------------------------------------------------------------------------
+
+
+def many(dtype, op, inputs, size=1, place=None, define=None):
+    """dm_reduce_many of copies; `place` is the index of the input that is the output too."""
+    inputs = [a.copy() for a in inputs]
+    before = [a.tobytes() for a in inputs]
+    out = np.zeros_like(inputs[0]) if place is None else inputs[place]
+    addresses = [a.ctypes.data for a in inputs]
+    native.reduce_many(out.ctypes.data, addresses, out.size, dtype, op, size, define)
+    for i, a in enumerate(inputs):
+        assert i == place or a.tobytes() == before[i]
+    return out
+
+
+def folded(dtype, op, inputs, size=1):
+    """The same by kernels of two, one after the other."""
+    out = functools.reduce(lambda a, b: run(dtype, op, a, b), inputs)
+    return finish(dtype, op, out, size)
+
+
+def accumulates(dtype, op):
+    return dtype in NARROW and op in ("sum", "product", "avg")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(("dtype", "op"), [pair for pair in ALL if not accumulates(*pair)])
+def test_many_is_one_after_the_other(dtype, op, n):
+    for count in (0, 1, 100, 8192 // storage(dtype).itemsize, 20001):
+        inputs = [random_bits(dtype, count, 20 + i) for i in range(n)]
+        expected = folded(dtype, op, inputs, n)
+        for place in [None, *range(n)]:
+            out = many(dtype, op, inputs, n, place)
+            if dtype in [*FLOATS, *COMPLEX]:  # which payload a NaN keeps is open
+                assert_same(out.view(out.real.dtype), expected.view(out.real.dtype))
+            else:
+                assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("define", [None, "DM_REDUCE_PORTABLE"])
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+@pytest.mark.parametrize("op", ["sum", "product", "avg"])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_many_round_once(dtype, op, n, define):
+    narrow = NARROW[dtype]
+    for count in (0, 1, 9, 2048, 10001):
+        inputs = [random_bits(dtype, count, 30 + i) for i in range(n)]
+        with np.errstate(all="ignore"):
+            exact = functools.reduce(UFUNCS[op], [narrow.widen(a) for a in inputs])
+            if op == "avg":
+                exact /= np.float32(n)
+            expected = narrow.round(exact)
+        nan = (expected & (narrow.sign - 1)) >= narrow.first_nan
+        for place in [None, *range(n)]:
+            out = many(dtype, op, inputs, n, place, define)
+            assert (((out & (narrow.sign - 1)) >= narrow.first_nan) == nan).all()
+            assert (out == expected)[~nan].all()
+
+
+def test_many_at_odd_addresses():
+    inputs = [unaligned(random_bits("float16", 777, 40 + i)) for i in range(3)]
+    inputs = [np.where(np.isnan(a.view(np.float16)), 0, a) for a in inputs]
+    expected = many("float16", "sum", inputs)
+    out = np.full(2 * 777 + 2, 0xA5, np.uint8)
+    odd = [unaligned(a) for a in inputs]
+    addresses = [a.ctypes.data for a in odd]
+    native.reduce_many(out.ctypes.data + 1, addresses, 777, "float16", "sum")
+    assert out[1:-1].tobytes() == expected.tobytes()
+    assert out[0] == out[-1] == 0xA5
+
+
+def test_many_sums_where_pairs_would_round_away():
+    """1 + 2**-8 + 2**-8 is more than 1 in bfloat16 only if it is rounded once."""
+    ones = np.full(100, 0x3F80, np.uint16)
+    small = np.full(100, 0x3B80, np.uint16)  # 2**-8: half a unit in the last place of 1
+    assert (folded("bfloat16", "sum", [ones, small, small]) == 0x3F80).all()
+    assert (many("bfloat16", "sum", [ones, small, small]) == 0x3F81).all()
+
+
+def test_partial_sums_are_divided_later():
+    inputs = [np.full(10, value, "f4") for value in (1, 2, 4)]
+    assert (many("float32", "avg", inputs, size=1) == 7).all()
+    assert (many("float32", "avg", inputs, size=4) == 1.75).all()
+    assert (many("int32", "avg", [-a.astype("i4") for a in inputs], size=2) == -3).all()

@@ -142,6 +142,17 @@ dm_double_from_bits(uint64_t bits)
     NARROW_KERNELS(K, FLOAT8_E4M3, float8_e4m3, u8)                                    \
     NARROW_KERNELS(K, FLOAT8_E5M2, float8_e5m2, u8)
 
+/* A(dtype, op, name, element type, operator): what accumulates in float32. */
+#define ACCUMULATORS(A)                                                                \
+    A(FLOAT16, SUM, sum_float16, u16, float16, +)                                      \
+    A(FLOAT16, PRODUCT, product_float16, u16, float16, *)                              \
+    A(BFLOAT16, SUM, sum_bfloat16, u16, bfloat16, +)                                   \
+    A(BFLOAT16, PRODUCT, product_bfloat16, u16, bfloat16, *)                           \
+    A(FLOAT8_E4M3, SUM, sum_float8_e4m3, u8, float8_e4m3, +)                           \
+    A(FLOAT8_E4M3, PRODUCT, product_float8_e4m3, u8, float8_e4m3, *)                   \
+    A(FLOAT8_E5M2, SUM, sum_float8_e5m2, u8, float8_e5m2, +)                           \
+    A(FLOAT8_E5M2, PRODUCT, product_float8_e5m2, u8, float8_e5m2, *)
+
 /* --- functions and tables ------------------------------------------------------------ */
 
 #if defined(__clang__)
@@ -167,8 +178,76 @@ typedef dm_reduce_fn dm_kernel_table[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
 
 #define KERNEL_ENTRY(dtype, op, name, type, value) [DM_##dtype][DM_##op] = name,
 
+/* Many arrays of narrow floats with one rounding: sums = a op b, sums = sums op a ..., and
+ * at last out = round(sums op a). */
+typedef struct dm_accumulator {
+    void (*start)(float *sums, const void *a, const void *b, size_t count);
+    void (*add)(float *sums, const void *a, size_t count);
+    void (*end)(void *out, const float *sums, const void *a, size_t count);
+    void (*round)(void *out, const float *sums, size_t count);
+} dm_accumulator;
+
+typedef dm_accumulator dm_accumulator_table[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
+
+#define DEFINE_ACCUMULATOR(attributes, name, type, format, operator)                   \
+    attributes static void start_##name(float *sums, const void *a, const void *b,     \
+                                        size_t count)                                  \
+    {                                                                                  \
+        const type *from_a = a, *from_b = b;                                           \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
+        {                                                                              \
+            sums[i] =                                                                  \
+                dm_widen_##format(from_a[i]) operator dm_widen_##format(from_b[i]);    \
+        }                                                                              \
+    }                                                                                  \
+                                                                                       \
+    attributes static void add_##name(float *sums, const void *a, size_t count)        \
+    {                                                                                  \
+        const type *from = a;                                                          \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
+        {                                                                              \
+            sums[i] = sums[i] operator dm_widen_##format(from[i]);                     \
+        }                                                                              \
+    }                                                                                  \
+                                                                                       \
+    attributes static void end_##name(void *out, const float *sums, const void *a,     \
+                                      size_t count)                                    \
+    {                                                                                  \
+        type *to = out;                                                                \
+        const type *from = a;                                                          \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
+        {                                                                              \
+            to[i] = dm_round_##format(sums[i] operator dm_widen_##format(from[i]));    \
+        }                                                                              \
+    }                                                                                  \
+                                                                                       \
+    attributes static void round_##name(void *out, const float *sums, size_t count)    \
+    {                                                                                  \
+        type *to = out;                                                                \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
+        {                                                                              \
+            to[i] = dm_round_##format(sums[i]);                                        \
+        }                                                                              \
+    }
+
+#define ACCUMULATOR_ENTRY(dtype, op, name, type, format, operator)                     \
+    [DM_##dtype][DM_##op] = {start_##name, add_##name, end_##name, round_##name},
+
 /* The kernel for this very processor, or NULL where the one for any is as good. */
 dm_reduce_fn
 dm_reduce_lookup_x86(dm_dtype dtype, dm_reduce_op op);
+
+/* As dm_reduce_lookup_x86; the pair must have an accumulator. */
+const dm_accumulator *
+dm_accumulator_x86(dm_dtype dtype, dm_reduce_op op);
+
+/* The accumulator of the pair, or NULL where elements combine without rounding or in
+ * their own width. */
+const dm_accumulator *
+dm_accumulator_lookup(dm_dtype dtype, dm_reduce_op op);
+
+/* Divides each element by n; the dtype must have averages. */
+void
+dm_reduce_divide(void *data, size_t count, dm_dtype dtype, int n);
 
 #endif

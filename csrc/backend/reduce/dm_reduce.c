@@ -1,5 +1,5 @@
 /* Reduce kernels: see dm_reduce.h. What there is stands in dm_kernels.h; here are the
- * functions for any processor, the ends of averages, and the choice.
+ * functions for any processor, the ends of averages, and the choice among them.
  */
 #include "backend/reduce/dm_reduce.h"
 
@@ -13,8 +13,15 @@ KERNELS(DEFINE_ANY)
 
 static const dm_kernel_table kernels = {KERNELS(KERNEL_ENTRY)};
 
-/* The end of an average: D(dtype, name of the function, element type, value): x is the element, n the number
- * of members. Integers divide towards zero. */
+#define DEFINE_ANY_ACCUMULATOR(dtype, op, name, type, format, operator)                \
+    DEFINE_ACCUMULATOR(, name, type, format, operator)
+
+ACCUMULATORS(DEFINE_ANY_ACCUMULATOR)
+
+static const dm_accumulator_table accumulators = {ACCUMULATORS(ACCUMULATOR_ENTRY)};
+
+/* The end of an average: D(dtype, name of the function, element type, value): x is the
+ * element, n the number of members. Integers divide towards zero. */
 #define DIVISIONS(D)                                                                   \
     D(INT8, divide_int8, i8, (i8)(x / n))                                              \
     D(INT16, divide_int16, i16, (i16)(x / n))                                          \
@@ -70,11 +77,34 @@ dm_reduce_lookup(dm_dtype dtype, dm_reduce_op op)
     return kernels[dtype][op];
 }
 
+const dm_accumulator *
+dm_accumulator_lookup(dm_dtype dtype, dm_reduce_op op)
+{
+    const dm_accumulator *any = &accumulators[dtype][op == DM_AVG ? DM_SUM : op];
+    if (any->start == NULL) {
+        return NULL;
+    }
+#if defined(__x86_64__) && !defined(DM_REDUCE_PORTABLE)
+    const dm_accumulator *better =
+        dm_accumulator_x86(dtype, op == DM_AVG ? DM_SUM : op);
+    if (better != NULL) {
+        return better;
+    }
+#endif
+    return any;
+}
+
+void
+dm_reduce_divide(void *data, size_t count, dm_dtype dtype, int n)
+{
+    divisions[dtype](data, count, n);
+}
+
 void
 dm_reduce_finish(void *data, size_t count, dm_dtype dtype, dm_reduce_op op, int size)
 {
     assert(size >= 1 && dm_reduce_lookup(dtype, op) != NULL);
     if (op == DM_AVG && size > 1) {
-        divisions[dtype](data, count, size);
+        dm_reduce_divide(data, count, dtype, size);
     }
 }

@@ -30,4 +30,15 @@ dm_reduce_lookup(dm_dtype dtype, dm_reduce_op op);
 void
 dm_reduce_finish(void *data, size_t count, dm_dtype dtype, dm_reduce_op op, int size);
 
+/* out = inputs[0] op inputs[1] op ... op inputs[n - 1], in that order, n >= 1 arrays of
+ * `count` elements: as n - 1 calls of the kernel, with the traffic of reading each input
+ * once and writing out once. Sums and products of floats below 32 bits accumulate in
+ * float32 and round once, at the end. With DM_AVG the sum is divided by `size` (before
+ * that rounding; 1 leaves the sum to a later dm_reduce_finish), which the other ops
+ * ignore. out may be any of the inputs, which may repeat; nothing overlaps otherwise.
+ * The pair must have a kernel. */
+void
+dm_reduce_many(void *out, const void *const *inputs, int n, size_t count,
+               dm_dtype dtype, dm_reduce_op op, int size);
+
 #endif
