@@ -67,6 +67,15 @@ leave_changed(hash_store *self, dm_status status)
     return leave(self, status);
 }
 
+static dm_status
+name_key(dm_status status, const char *key, dm_error *err)
+{
+    if (status == DM_ERR_VALUE) {
+        dm_error_context(err, "key '%.200s'", key);
+    }
+    return status;
+}
+
 /* Sleeps until something may have changed, or calls the wait's poll function when
  * that is due; the caller looks at its condition after either. `*next_poll` is 0 at
  * first. Fails also when the store was closed meanwhile. */
@@ -195,8 +204,9 @@ hash_add(dm_store *store, const char *key, int64_t amount, const dm_wait *wait,
     hash_store *self = hash_of(store);
     DM_TRY(enter(self, err));
     dm_kv_entry *entry;
-    return leave_changed(
-        self, dm_kv_add(&self->kv, key, strlen(key), amount, result, &entry, err));
+    dm_status status =
+        dm_kv_add(&self->kv, key, strlen(key), amount, result, &entry, err);
+    return leave_changed(self, name_key(status, key, err));
 }
 
 static dm_status
@@ -266,8 +276,9 @@ hash_append(dm_store *store, const char *key, const void *data, size_t size,
     hash_store *self = hash_of(store);
     DM_TRY(enter(self, err));
     dm_kv_entry *entry;
-    return leave_changed(
-        self, dm_kv_append(&self->kv, key, strlen(key), data, size, &entry, err));
+    dm_status status =
+        dm_kv_append(&self->kv, key, strlen(key), data, size, &entry, err);
+    return leave_changed(self, name_key(status, key, err));
 }
 
 static dm_status

@@ -235,9 +235,8 @@ dm_kv_append(dm_kv *kv, const char *key, size_t key_size, const void *data, size
     size_t before = found->value.size;
     if (before + size > DM_STORE_VALUE_MAX) {
         return dm_error_set(err, DM_ERR_VALUE,
-                            "appending %zu bytes to key '%.200s', which has %zu, makes "
-                            "it larger than %d",
-                            size, found->key, before, DM_STORE_VALUE_MAX);
+                            "appending %zu bytes to %zu makes more than the %d allowed",
+                            size, before, DM_STORE_VALUE_MAX);
     }
     char *data_now = dm_realloc_array(found->value.data, before + size + 1, 1);
     if (data_now == NULL) {
@@ -277,17 +276,15 @@ dm_kv_add(dm_kv *kv, const char *key, size_t key_size, int64_t amount, int64_t *
     dm_kv_entry *found = dm_kv_find(kv, key, key_size);
     if (found != NULL && found->has_value && !parse_number(&found->value, &number)) {
         return dm_error_set(err, DM_ERR_VALUE,
-                            "cannot add to key '%.200s': it holds '%.32s', which is no "
-                            "whole number",
-                            found->key, found->value.data);
+                            "cannot add to '%.32s', which is no whole number",
+                            found->value.data);
     }
     int64_t sum;
     if (__builtin_add_overflow(number, amount, &sum)) {
         return dm_error_set(err, DM_ERR_VALUE,
-                            "cannot add %" PRId64
-                            " to key '%.200s', which holds %" PRId64
+                            "cannot add %" PRId64 " to %" PRId64
                             ": the sum does not fit into 64 bits",
-                            amount, key, number);
+                            amount, number);
     }
     char text[24];
     int size = snprintf(text, sizeof(text), "%" PRId64, sum);

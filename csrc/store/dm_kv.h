@@ -29,7 +29,8 @@ typedef struct dm_kv_entry {
     size_t items; /* length of the queue */
     dm_kv_item *first;
     dm_kv_item *last;
-    void *watcher; /* the owner's; NULL when nobody watches */
+    void *watcher;     /* the owner's; NULL when nobody watches */
+    size_t n_watchers; /* the owner's */
     size_t key_size;
     char key[]; /* key_size bytes and a NUL */
 } dm_kv_entry;
@@ -67,8 +68,9 @@ dm_kv_tidy(dm_kv *kv, dm_kv_entry *entry);
 bool
 dm_kv_is_there(const dm_kv_entry *entry);
 
-/* All of these return DM_ERR_NO_MEMORY with nothing changed. `entry` (where it is
- * asked for) is the key's entry after a change, so that its watchers can be told. */
+/* All of these return DM_ERR_NO_MEMORY with nothing changed; texts do not name the
+ * key, which the caller knows. `entry` is the key's entry after a change, so that its
+ * watchers can be told. */
 dm_status
 dm_kv_set(dm_kv *kv, const char *key, size_t key_size, const void *data, size_t size,
           dm_kv_entry **entry, dm_error *err);

@@ -196,7 +196,7 @@ dm_store_barrier(dm_store *, const char *key, int32_t world, const dm_wait *,
 /* Departures. A client leaves a will; when its process dies or drops its connection
  * without dm_store_close, the server sets `key` to `data` (text for people: "rank 3
  * (host b, pid 812) is gone"). A second will for the same key replaces the first.
- * Costs one connection of its own. DM_ERR_UNSUPPORTED where nobody can do that:
+ * Each costs a connection of its own. DM_ERR_UNSUPPORTED where nobody can do that:
  * every store but tcp, and tcp under torch's server. Not executed while a forked
  * child still holds the connection. */
 dm_status

@@ -3,23 +3,12 @@
  * sources: base store/dm_store.c store/dm_kv.c store/dm_hash_store.c store/dm_prefix_store.c
  * sanitize: address,undefined thread
  */
-#include "dm_test.h"
+#include "store_calls.h"
 
-#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "store/dm_kv.h"
-#include "store/dm_store.h"
-
-static dm_error err;
-static const dm_wait forever = DM_WAIT_FOREVER;
-
-static dm_wait
-within_ms(int64_t ms)
-{
-    return (dm_wait){dm_clock_deadline(ms * DM_NS_PER_MS), NULL, NULL};
-}
 
 static dm_store *
 new_hash(void)
@@ -35,17 +24,6 @@ new_prefix(dm_store *base, const char *prefix)
     dm_store *store;
     CHECK_OK(dm_store_prefix_new(base, prefix, &store, &err));
     return store;
-}
-
-/* `key` holds the text `expected`. */
-static void
-check_value(dm_store *store, const char *key, const char *expected)
-{
-    dm_bytes value;
-    CHECK_OK(dm_store_get(store, key, &forever, &value, &err));
-    CHECK_STR(value.data, expected);
-    CHECK_INT(value.size, strlen(expected));
-    dm_bytes_free(&value);
 }
 
 static void
@@ -84,143 +62,13 @@ bad_arguments(void)
 }
 
 static void
-calls(dm_store *store)
-{
-    dm_bytes value;
-    CHECK_OK(dm_store_set(store, "a", "1", 1, &forever, &err));
-    check_value(store, "a", "1");
-    CHECK_OK(dm_store_set(store, "a", NULL, 0, &forever, &err));
-    check_value(store, "a", "");
-    CHECK_OK(dm_store_set(store, "a", "x\0y", 3, &forever, &err));
-    CHECK_OK(dm_store_get(store, "a", &forever, &value, &err));
-    CHECK(value.size == 3 && memcmp(value.data, "x\0y", 4) == 0);
-    dm_bytes_free(&value);
-
-    int64_t n;
-    CHECK_OK(dm_store_add(store, "n", 5, &forever, &n, &err));
-    CHECK_OK(dm_store_add(store, "n", -7, &forever, &n, &err));
-    CHECK_INT(n, -2);
-    check_value(store, "n", "-2");
-    CHECK_ERR(dm_store_add(store, "a", 1, &forever, &n, &err), DM_ERR_VALUE);
-    CHECK_OK(dm_store_set(store, "n", " 1", 2, &forever, &err));
-    CHECK_ERR(dm_store_add(store, "n", 1, &forever, &n, &err), DM_ERR_VALUE);
-    CHECK_OK(dm_store_set(store, "n", "9223372036854775807", 19, &forever, &err));
-    CHECK_ERR(dm_store_add(store, "n", 1, &forever, &n, &err), DM_ERR_VALUE);
-
-    /* Absent: only an empty expectation sets; the answer is torch's. */
-    CHECK_OK(dm_store_compare_set(store, "c", "e", 1, "d", 1, &forever, &value, &err));
-    CHECK_STR(value.data, "e");
-    dm_bytes_free(&value);
-    CHECK_OK(dm_store_compare_set(store, "c", "", 0, "d", 1, &forever, &value, &err));
-    CHECK_STR(value.data, "d");
-    dm_bytes_free(&value);
-    CHECK_OK(dm_store_compare_set(store, "c", "", 0, "f", 1, &forever, &value, &err));
-    CHECK_STR(value.data, "d");
-    dm_bytes_free(&value);
-    CHECK_OK(dm_store_compare_set(store, "c", "d", 1, "f", 1, &forever, &value, &err));
-    CHECK_STR(value.data, "f");
-    dm_bytes_free(&value);
-
-    CHECK_OK(dm_store_append(store, "p", "po", 2, &forever, &err));
-    CHECK_OK(dm_store_append(store, "p", "tato", 4, &forever, &err));
-    check_value(store, "p", "potato");
-
-    const char *keys[] = {"m1", "m2", "m3"};
-    const dm_bytes values[] = {{"1", 1}, {"22", 2}, {"", 0}};
-    CHECK_OK(dm_store_multi_set(store, keys, values, 3, &forever, &err));
-    dm_bytes got[3];
-    CHECK_OK(dm_store_multi_get(store, keys, 3, &forever, got, &err));
-    for (int i = 0; i < 3; i++) {
-        CHECK_INT(got[i].size, values[i].size);
-        CHECK_STR(got[i].data, values[i].data);
-        dm_bytes_free(&got[i]);
-    }
-    bool yes;
-    CHECK_OK(dm_store_check(store, keys, 3, &forever, &yes, &err));
-    CHECK(yes);
-    CHECK_OK(dm_store_wait(store, keys, 3, &forever, &err));
-    CHECK_OK(dm_store_delete_key(store, "m2", &forever, &yes, &err));
-    CHECK(yes);
-    CHECK_OK(dm_store_delete_key(store, "m2", &forever, &yes, &err));
-    CHECK(!yes);
-    CHECK_OK(dm_store_check(store, keys, 3, &forever, &yes, &err));
-    CHECK(!yes);
-
-    CHECK_OK(dm_store_num_keys(store, &forever, &n, &err));
-    dm_bytes *names;
-    size_t n_names;
-    CHECK_OK(dm_store_list_keys(store, &forever, &names, &n_names, &err));
-    CHECK_INT(n_names, 6); /* a n c p m1 m3 */
-    CHECK_INT(n, 6);
-    for (size_t i = 0; i < n_names; i++) {
-        CHECK_OK(dm_store_check(store, (const char *const *)&names[i].data, 1, &forever,
-                                &yes, &err));
-        CHECK(yes);
-        dm_bytes_free(&names[i]);
-    }
-    dm_free(names);
-}
-
-static void
-queues(dm_store *store)
-{
-    dm_bytes value;
-    int64_t n;
-    bool yes;
-    const char *key = "q";
-    CHECK_ERR(dm_store_queue_pop(store, key, false, &forever, &value, &err),
-              DM_ERR_AGAIN);
-    CHECK_OK(dm_store_queue_push(store, key, "1", 1, &forever, &err));
-    CHECK_OK(dm_store_queue_push(store, key, "2", 1, &forever, &err));
-    CHECK_OK(dm_store_queue_len(store, key, &forever, &n, &err));
-    CHECK_INT(n, 2);
-    CHECK_OK(dm_store_check(store, &key, 1, &forever, &yes, &err));
-    CHECK(yes);
-    CHECK_OK(dm_store_delete_key(store, key, &forever, &yes, &err));
-    CHECK(!yes);
-    CHECK_OK(dm_store_queue_pop(store, key, true, &forever, &value, &err));
-    CHECK_STR(value.data, "1");
-    dm_bytes_free(&value);
-    CHECK_OK(dm_store_queue_pop(store, key, false, &forever, &value, &err));
-    CHECK_STR(value.data, "2");
-    dm_bytes_free(&value);
-    CHECK_OK(dm_store_queue_len(store, key, &forever, &n, &err));
-    CHECK_INT(n, 0);
-    dm_wait soon = within_ms(5);
-    CHECK_ERR(dm_store_queue_pop(store, key, true, &soon, &value, &err),
-              DM_ERR_TIMEOUT);
-    CHECK_CONTAINS(err.text, "q'");
-}
-
-static void
-timeouts(dm_store *store)
-{
-    CHECK_OK(dm_store_set(store, "here", "1", 1, &forever, &err));
-    const char *keys[] = {"here", "not", "nor"};
-    dm_wait soon = within_ms(5);
-    CHECK_ERR(dm_store_wait(store, keys, 3, &soon, &err), DM_ERR_TIMEOUT);
-    CHECK_CONTAINS(err.text, "not'");
-    CHECK_CONTAINS(err.text, "nor'");
-    CHECK(strstr(err.text, "here'") == NULL);
-    dm_bytes value;
-    CHECK_ERR(dm_store_get(store, "not", &soon, &value, &err), DM_ERR_TIMEOUT);
-    CHECK_CONTAINS(err.text, "not'");
-    dm_wait late = {0, NULL, NULL};
-    CHECK_OK(dm_store_get(store, "here", &late, &value, &err));
-    dm_bytes_free(&value);
-    CHECK_ERR(dm_store_barrier(store, "b", 2, &soon, &err), DM_ERR_TIMEOUT);
-    CHECK_CONTAINS(err.text, "1 of 2");
-    CHECK_OK(dm_store_barrier(store, "b", 1, &soon, &err));
-}
-
-static void
 every_call_on_hash(void)
 {
     dm_store *store = new_hash();
     CHECK_STR(dm_store_kind(store), "hash");
-    calls(store);
-    queues(store);
-    timeouts(store);
+    check_calls(store);
+    check_queues(store);
+    check_timeouts(store);
     dm_store_release(store);
 }
 
@@ -230,9 +78,9 @@ every_call_on_prefix(void)
     dm_store *base = new_hash();
     dm_store *view = new_prefix(base, "p");
     CHECK_STR(dm_store_kind(view), "prefix");
-    calls(view);
-    queues(view);
-    timeouts(view);
+    check_calls(view);
+    check_queues(view);
+    check_timeouts(view);
     check_value(base, "p/p", "potato");
     CHECK_OK(dm_store_set(base, "pq", "not in the view", 15, &forever, &err));
     dm_bytes *names;
@@ -324,75 +172,6 @@ missing_keys_are_named(void)
     CHECK_STR(dm_store_list_missing(more + 1, NULL, 2, text, sizeof(text)), "2 keys");
 }
 
-/* --- threads ------------------------------------------------------------------------ */
-
-typedef struct worker {
-    pthread_t thread;
-    dm_store *store;
-    const char *key;
-    dm_status status;
-    dm_error err;
-} worker;
-
-static void *
-work_get(void *arg)
-{
-    worker *self = arg;
-    dm_bytes value;
-    self->status = dm_store_get(self->store, self->key, &forever, &value, &self->err);
-    if (self->status == DM_OK) {
-        dm_bytes_free(&value);
-    }
-    return NULL;
-}
-
-static void *
-work_unless(void *arg)
-{
-    worker *self = arg;
-    const char *gone = "gone";
-    self->status = dm_store_wait_unless(self->store, &self->key, 1, &gone, 1, &forever,
-                                        &self->err);
-    return NULL;
-}
-
-static void *
-work_barriers(void *arg)
-{
-    worker *self = arg;
-    self->status = DM_OK;
-    for (int i = 0; i < 200 && self->status == DM_OK; i++) {
-        int64_t n;
-        self->status = dm_store_add(self->store, "n", 1, &forever, &n, &self->err);
-        if (self->status == DM_OK) {
-            self->status =
-                dm_store_barrier(self->store, self->key, 3, &forever, &self->err);
-        }
-        dm_bytes value = {NULL, 0};
-        if (self->status == DM_OK) {
-            self->status = dm_store_get(self->store, "n", &forever, &value, &self->err);
-        }
-        /* Between this barrier and the next at most two others have gone on. */
-        int64_t now = value.data != NULL ? atoll(value.data) : 0;
-        CHECK(now >= 3 * (i + 1) && now <= 3 * (i + 1) + 2);
-        dm_bytes_free(&value);
-        if (self->status == DM_OK) {
-            self->status =
-                dm_store_barrier(self->store, self->key, 3, &forever, &self->err);
-        }
-    }
-    return NULL;
-}
-
-static void
-start(worker *self, dm_store *store, const char *key, void *(*run)(void *))
-{
-    self->store = store;
-    self->key = key;
-    self->err = (dm_error)DM_ERROR_INIT;
-    CHECK(pthread_create(&self->thread, NULL, run, self) == 0);
-}
-
 static void
 waiting_threads(void)
 {
@@ -422,23 +201,10 @@ waiting_threads(void)
 }
 
 static void
-barriers(dm_store *store)
-{
-    worker workers[3];
-    for (int i = 0; i < 3; i++) {
-        start(&workers[i], store, "b", work_barriers);
-    }
-    for (int i = 0; i < 3; i++) {
-        pthread_join(workers[i].thread, NULL);
-        CHECK_STR(workers[i].err.text, "");
-    }
-}
-
-static void
 barrier_of_the_store(void)
 {
     dm_store *store = new_hash();
-    barriers(store);
+    check_barriers(store);
     dm_store_release(store);
 }
 
@@ -453,15 +219,12 @@ barrier_by_counting(void)
     ops.multi_get = NULL;
     ops.multi_set = NULL;
     store->ops = &ops;
-    barriers(store);
+    check_barriers(store);
     int64_t n;
     CHECK_OK(dm_store_num_keys(store, &forever, &n, &err));
-    CHECK_INT(n, 3); /* n, the count and the last round */
+    CHECK_INT(n, 3); /* arrivals, the count and the last round */
     dm_store *view = new_prefix(store, "fallbacks");
-    CHECK_OK(dm_store_delete_key(store, "n", &forever, &(bool){false}, &err));
-    CHECK_OK(dm_store_delete_key(store, "b/count", &forever, &(bool){false}, &err));
-    CHECK_OK(dm_store_delete_key(store, "b/round/399", &forever, &(bool){false}, &err));
-    calls(view);
+    check_calls(view);
 
     const char *never = "never", *gone = "gone";
     dm_wait soon = within_ms(5);
