@@ -123,6 +123,16 @@ PyObject *
 py_mesh_make(PyTypeObject *type, py_mesh_root *native, py_mesh *root, dm_layout *layout,
              PyObject *device_type, PyObject *names, PyObject *specs, bool has_groups);
 
+/* Back to what tp_alloc made. */
+void
+py_mesh_unfill(py_mesh *self);
+
+/* __init__ (py_mesh_init.c) and __repr__ (py_mesh_text.c). */
+int
+py_mesh_init(PyObject *op, PyObject *args, PyObject *kwargs);
+PyObject *
+py_mesh_repr(PyObject *op);
+
 /* The mesh as people ask for it: "cpu mesh (2, 4) with names ('dp', 'tp')". */
 PyObject *
 py_mesh_request(py_mesh *self);
@@ -178,6 +188,22 @@ py_mesh_view(py_mesh *self, dm_layout *layout, PyObject *names, PyObject *specs)
 int
 py_mesh_add_flattened(py_mesh *root, PyObject *name, PyObject *flat);
 
+/* --- groups (py_mesh_groups.c) */
+
+/* Ranks of this rank's line along a dim, in the mesh's order; dm_free them. NULL with
+ * an exception. This rank is a member. */
+int32_t *
+py_mesh_line_ranks(py_state *state, py_mesh *self, int dim);
+
+/* A dim's name, or "dim_0". */
+PyObject *
+py_mesh_dim_name(py_mesh *self, int dim);
+
+/* The ProcessGroup of a dim, made if need be; new reference. May wait for the store,
+ * GIL released, where the members have not agreed yet. */
+PyObject *
+py_mesh_group_of_dim(py_state *state, py_mesh *self, int dim);
+
 /* --- pickling (py_mesh_pickle.c) */
 
 PyObject *
@@ -185,14 +211,22 @@ py_mesh_reduce(PyObject *self, PyObject *unused);
 
 /* --- methods of each file, joined in py_mesh.c */
 
+extern PyMethodDef py_mesh_init_methods[];
 extern PyMethodDef py_mesh_fact_methods[];
+extern PyMethodDef py_mesh_array_methods[];
 extern PyMethodDef py_mesh_reshape_methods[];
 extern PyMethodDef py_mesh_group_methods[];
+extern PyMethodDef py_mesh_adopt_methods[];
 extern PyMethodDef py_mesh_pickle_functions[];
 extern PyGetSetDef py_mesh_fact_getset[];
+extern PyGetSetDef py_mesh_array_getset[];
 extern PyGetSetDef py_mesh_group_getset[];
 
-/* --- arguments (py_mesh_args.c) -------------------------------------------------- */
+/* --- arguments (py_mesh_args.c, py_mesh_grid.c, py_mesh_specs.c) ------------------- */
+
+/* obj.name, or NULL: without an exception when there is no such attribute. */
+PyObject *
+py_mesh_get_optional(PyObject *obj, PyObject *name);
 
 /* An array of ranks. */
 typedef struct py_mesh_grid {

@@ -98,8 +98,7 @@ py_mesh_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
     if (module == NULL) {
         return NULL;
     }
-    if (self->native == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "DeviceMesh.__init__() was not called");
+    if (py_mesh_check(self) < 0) {
         return NULL;
     }
     bool is_root = self->root == NULL;
