@@ -6,6 +6,7 @@
 #ifndef FOLDER_STORE_H
 #define FOLDER_STORE_H
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -132,6 +133,19 @@ folder_new(const char *path)
     dm_store_init(&store->head, &folder_ops);
     snprintf(store->path, sizeof(store->path), "%s", path);
     return &store->head;
+}
+
+static inline void
+folder_remove(const char *folder)
+{
+    DIR *entries = opendir(folder);
+    for (struct dirent *e; entries != NULL && (e = readdir(entries)) != NULL;) {
+        char path[512];
+        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
+        unlink(path);
+    }
+    closedir(entries);
+    rmdir(folder);
 }
 
 #endif

@@ -1043,14 +1043,7 @@ load(void)
 static void
 remove_folder(void)
 {
-    DIR *entries = opendir(folder);
-    for (struct dirent *e; entries != NULL && (e = readdir(entries)) != NULL;) {
-        char path[512];
-        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
-        unlink(path);
-    }
-    closedir(entries);
-    rmdir(folder);
+    folder_remove(folder);
 }
 
 int

@@ -22,6 +22,9 @@ namespace {
 /* Up to here reduce_scatter sends every piece straight to its owner. */
 constexpr size_t kDirectBytes = 256 * 1024;
 
+/* Up to here all_reduce is a matter of latency. */
+constexpr size_t kDoublingBytes = 16 * 1024;
+
 /* What travels at once in a ring: large enough to be cheap, small enough that
  * reducing one segment overlaps with receiving the next. */
 constexpr size_t kSegmentBytes = 512 * 1024;
@@ -105,10 +108,62 @@ finish(const Run &run, void *data, size_t count)
 
 /* --- reductions ----------------------------------------------------------------- */
 
+/* Recursive doubling: in each round two ranks exchange all they have, so that log2(size)
+ * rounds do. Ranks beyond the largest power of two hand theirs in before and are handed
+ * the result after. Both ranks of a round add up in the same order, the lower rank's
+ * first, so that all ranks get the same bits. */
+void
+all_reduce_doubling(const Run &run)
+{
+    const dm_op &op = run.op;
+    dm_reduce_fn fn = kernel(op);
+    char *data = bytes_of(op.output);
+    const size_t bytes = op.count * run.width;
+    std::unique_ptr<char[]> scratch(new char[bytes]);
+    Buffer mine(run.transport(), data, bytes);
+    Buffer theirs(run.transport(), scratch.get(), bytes);
+
+    int power = 1;
+    while (power * 2 <= run.size) {
+        power *= 2;
+    }
+    if (run.rank >= power) {
+        mine.send(run.rank - power, 0);
+        mine.waitSend();
+        mine.recv(run.rank - power, 1);
+        mine.waitRecv();
+        return;
+    }
+    const bool has_guest = run.rank + power < run.size;
+    if (has_guest) {
+        theirs.recv(run.rank + power, 0);
+        theirs.waitRecv();
+        fn(data, data, scratch.get(), op.count);
+    }
+    for (int step = 1; step < power; step *= 2) {
+        const int peer = run.rank ^ step;
+        theirs.recv(peer, 2);
+        mine.send(peer, 2);
+        theirs.waitRecv();
+        mine.waitSend();
+        const bool first = run.rank < peer;
+        fn(data, first ? data : scratch.get(), first ? scratch.get() : data, op.count);
+    }
+    if (has_guest) {
+        mine.send(run.rank + power, 1);
+        mine.waitSend();
+    }
+}
+
 void
 all_reduce(const Run &run)
 {
     const dm_op &op = run.op;
+    if (op.count * run.width <= kDoublingBytes) {
+        all_reduce_doubling(run);
+        finish(run, op.output, op.count);
+        return;
+    }
     gloo::AllreduceOptions options(run.context());
     options.setReduceFunction(kernel(op));
     with_element(op.dtype, [&](auto element) {
