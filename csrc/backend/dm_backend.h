@@ -34,7 +34,7 @@ typedef struct dm_store dm_store;
 
 /* Counted up when a struct of this header changes: a backend that is a shared
  * object of its own (gloo) is checked against it. */
-enum { DM_BACKEND_ABI = 1 };
+enum { DM_BACKEND_ABI = 2 };
 
 typedef enum dm_op_kind {
     DM_OP_ALL_REDUCE,
@@ -57,11 +57,15 @@ dm_op_name(dm_op_kind kind);
 
 enum { DM_ANY_RANK = -1 };
 
-/* One operation. Pointers stay valid until the run has returned. */
+/* One operation. Pointers stay valid until the run has returned. Input and output do not
+ * overlap, but for what is in place: the input of an all_gather may be the member's own
+ * piece of the output, the output of a reduce_scatter its own piece of the input. */
 typedef struct dm_op {
     dm_op_kind kind;
     dm_dtype dtype;
     dm_reduce_op reduce; /* reductions only */
+    double factor;       /* DM_PREMUL_SUM: what this member's elements are multiplied
+                            with; members may differ in it */
     int32_t root;        /* group rank: root, or the other end of send/recv
                              (DM_ANY_RANK: recv from any) */
     uint32_t tag;        /* send/recv */
@@ -100,6 +104,9 @@ typedef struct dm_comm_config {
 enum {
     /* run needs no other rank: the group may call it without releasing the GIL. */
     DM_BACKEND_LOCAL = 1,
+    /* run takes DM_PREMUL_SUM. Other backends never see it: the group multiplies and
+     * asks for DM_SUM. */
+    DM_BACKEND_PREMUL_SUM = 2,
 };
 
 typedef struct dm_backend {

@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "backend/reduce/dm_premul.h"
 #include "base/dm_alloc.h"
 #include "group/dm_private.h"
 #include "group/dm_text.h"
@@ -698,12 +699,28 @@ connect(dm_group *group, op_wait *w, dm_error *err)
     return status;
 }
 
+/* The operation in the backend, in terms that this one knows. */
+static dm_status
+run_in_backend(dm_group *group, const dm_op *op, const dm_wait *wait, dm_error *err)
+{
+    const dm_backend *backend = group->backend;
+    if (op->reduce != DM_PREMUL_SUM || !is_reduction(op->kind) ||
+        (backend->flags & DM_BACKEND_PREMUL_SUM) != 0) {
+        return backend->comm_run(group->comm, op, wait, err);
+    }
+    dm_premul premul;
+    DM_TRY(dm_premul_begin(&premul, op, group->config.size, err));
+    dm_status status = backend->comm_run(group->comm, &premul.op, wait, err);
+    dm_premul_end(&premul);
+    return status;
+}
+
 /* Inside the communicator, on the thread that has the turn. */
 static dm_status
 run(dm_group *group, const dm_op *op, const dm_wait *wait, dm_error *err)
 {
     if (group->local) {
-        return group->backend->comm_run(group->comm, op, wait, err);
+        return run_in_backend(group, op, wait, err);
     }
     int64_t deadline = dm_clock_deadline(dm_group_timeout(group));
     if (deadline > wait->deadline) {
@@ -714,7 +731,7 @@ run(dm_group *group, const dm_op *op, const dm_wait *wait, dm_error *err)
     if (!group->connected) {
         DM_TRY(connect(group, &w, err));
     }
-    return group->backend->comm_run(group->comm, op, &w.wait, err);
+    return run_in_backend(group, op, &w.wait, err);
 }
 
 /* Whether an operation that ended so has left the others without it. */

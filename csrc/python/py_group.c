@@ -216,9 +216,31 @@ call_export(call *c, int i, PyObject *object, const char *name, bool writable)
     return py_array_export(c->state, object, name, writable, &c->arrays[i]);
 }
 
+/* The factor of a ReduceOp.premul_sum. 0 or -1. */
 static int
-parse_reduce(PyObject *object, dm_reduce_op *op)
+parse_factor(py_state *state, PyObject *object, double *factor)
 {
+    PyObject *value = PyObject_GetAttr(object, state->name_factor);
+    if (value == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            PyErr_SetString(PyExc_ValueError, "op 'premul_sum' needs a factor: use "
+                                              "ReduceOp.premul_sum(factor)");
+        }
+        return -1;
+    }
+    *factor = PyFloat_AsDouble(value);
+    Py_DECREF(value);
+    return *factor == -1.0 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* The reduce op and its factor of dm_op; `object` is NULL for the default. */
+static int
+parse_reduce(py_state *state, PyObject *object, dm_op *op)
+{
+    op->reduce = DM_SUM;
+    if (object == NULL) {
+        return 0;
+    }
     if (!PyUnicode_Check(object)) {
         PyErr_Format(PyExc_TypeError,
                      "op must be a ReduceOp or its name, such as 'sum', got %R",
@@ -229,14 +251,14 @@ parse_reduce(PyObject *object, dm_reduce_op *op)
     if (name == NULL) {
         return -1;
     }
-    if (!dm_reduce_op_parse(name, op)) {
+    if (!dm_reduce_op_parse(name, &op->reduce)) {
         PyErr_Format(PyExc_ValueError,
                      "op must be one of 'sum', 'product', 'min', 'max', 'avg', 'band', "
-                     "'bor', 'bxor', got %R",
+                     "'bor', 'bxor', 'premul_sum', got %R",
                      object);
         return -1;
     }
-    return 0;
+    return op->reduce == DM_PREMUL_SUM ? parse_factor(state, object, &op->factor) : 0;
 }
 
 static int
@@ -312,7 +334,7 @@ PyDoc_STRVAR(
     "\n"
     "Args:\n"
     "    array: writable, C-contiguous; same shape and dtype on every member.\n"
-    "    op: a ReduceOp or its name. 'avg' divides integers towards zero.\n"
+    "    op: a ReduceOp or its name; devicemesh.ReduceOp says what each does.\n"
     "    async_op: return a Work at once instead of waiting.\n"
     "\n"
     "Returns:\n"
@@ -343,18 +365,14 @@ group_all_reduce(OPERATION_ARGS)
     if (py_args_bind(&params, args, nargs, kwnames, values) < 0) {
         return NULL;
     }
-    dm_reduce_op reduce = DM_SUM;
-    if (values[1] != NULL && parse_reduce(values[1], &reduce) < 0) {
-        return NULL;
-    }
     call c;
     if (call_begin(&c, op, defining_class, DM_OP_ALL_REDUCE, values[2]) < 0) {
         return NULL;
     }
-    if (call_export(&c, 0, values[0], "array", true) < 0) {
+    if (parse_reduce(c.state, values[1], &c.op) < 0 ||
+        call_export(&c, 0, values[0], "array", true) < 0) {
         return call_cancel(&c);
     }
-    c.op.reduce = reduce;
     c.op.dtype = c.arrays[0].dtype;
     c.op.output = c.arrays[0].view.buf;
     c.op.count = c.arrays[0].count;
@@ -506,20 +524,16 @@ group_reduce_scatter_tensor(OPERATION_ARGS)
     if (py_args_bind(&params, args, nargs, kwnames, values) < 0) {
         return NULL;
     }
-    dm_reduce_op reduce = DM_SUM;
-    if (values[2] != NULL && parse_reduce(values[2], &reduce) < 0) {
-        return NULL;
-    }
     call c;
     if (call_begin(&c, op, defining_class, DM_OP_REDUCE_SCATTER, values[3]) < 0) {
         return NULL;
     }
-    if (export_pair(&c, values[0], values[1]) < 0 ||
+    if (parse_reduce(c.state, values[2], &c.op) < 0 ||
+        export_pair(&c, values[0], values[1]) < 0 ||
         check_times_size(&c.arrays[1], "input", &c.arrays[0], "output",
                          dm_group_size(c.group)) < 0) {
         return call_cancel(&c);
     }
-    c.op.reduce = reduce;
     c.op.count = c.arrays[0].count;
     return call_perform(&c);
 }

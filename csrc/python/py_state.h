@@ -46,6 +46,7 @@
     X(name_backend, "backend")                                                         \
     X(name_dlpack, "__dlpack__")                                                       \
     X(name_dtype, "dtype")                                                             \
+    X(name_factor, "factor")                                                           \
     X(name_index, "index")                                                             \
     X(name_mesh_dim, "mesh_dim")                                                       \
     X(name_name, "name")                                                               \

@@ -1,6 +1,6 @@
 /* Worlds, groups, works and the cache, over a backend that this file controls.
  *
- * sources: base group store backend/fake
+ * sources: base group store backend/fake backend/reduce
  * sanitize: address,undefined thread
  */
 #include "dm_test.h"
@@ -10,7 +10,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "backend/reduce/dm_reduce.h"
 #include "group/dm_group.h"
 #include "group/dm_group_cache.h"
 #include "group/dm_world.h"
@@ -149,14 +148,6 @@ dm_backend_find(const char *name, const dm_backend **backend, dm_error *err)
     DM_TRY(dm_backend_check_name(name, err));
     *backend = &lab_backend;
     return DM_OK;
-}
-
-/* What the fake backend of local groups asks: floats have no bit operations. */
-dm_reduce_fn
-dm_reduce_lookup(dm_dtype dtype, dm_reduce_op op)
-{
-    (void)dtype;
-    return op < DM_BAND ? (dm_reduce_fn)(void (*)(void))abort : NULL;
 }
 
 const char *
@@ -432,7 +423,8 @@ groups_without_peers_are_local(void)
     CHECK_INT(dm_group_run(group, &op, &forever, &err), DM_ERR_UNSUPPORTED);
     CHECK_STR(err.text,
               "all_reduce on group (rank 0): backend 'gloo' has no all_reduce with op "
-              "'band' for float32; for this dtype it has: sum, product, min, max, avg");
+              "'band' for float32; for this dtype it has: sum, product, min, max, avg, "
+              "premul_sum");
     op.reduce = DM_AVG;
     CHECK_OK(dm_group_run(group, &op, &forever, &err));
     CHECK_INT(op.seq, 1);

@@ -44,6 +44,11 @@ any_bits_anywhere(void)
             kernel(a + 1, a + 1, b + 1, COUNT);
             CHECK(memcmp(a + 1, out + 1, bytes - 1) == 0);
             dm_reduce_finish(out + 1, COUNT, (dm_dtype)dtype, (dm_reduce_op)op, 3);
+            if (op == DM_PREMUL_SUM) {
+                dm_reduce_scale(out + 1, a + 1, COUNT, (dm_dtype)dtype, -1.5);
+                dm_reduce_scale(a + 1, a + 1, COUNT, (dm_dtype)dtype, -1.5);
+                CHECK(memcmp(a + 1, out + 1, bytes - 1) == 0);
+            }
             kernel(NULL, NULL, NULL, 0);
         }
         free(a);

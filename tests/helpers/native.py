@@ -271,6 +271,13 @@ def reduce_finish(data, count, dtype, op, size):
     library().dm_reduce_finish(c_void_p(data), c_size_t(count), DTYPES[dtype], OPS[op], size)
 
 
+def reduce_scale(out, data, count, dtype, factor):
+    """Multiplies what lies at the address `data` into what lies at `out`."""
+    library().dm_reduce_scale(
+        c_void_p(out), c_void_p(data), c_size_t(count), DTYPES[dtype], ctypes.c_double(factor)
+    )
+
+
 def reduce_many(out, inputs, count, dtype, op, size=1, define=None):
     """Combines what lies at the addresses `inputs`, in order, into what lies at `out`."""
     library(define).dm_reduce_many(

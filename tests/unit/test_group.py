@@ -10,6 +10,7 @@ import threading
 import weakref
 from datetime import timedelta
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -43,7 +44,11 @@ DATA = np.zeros(4, "f4")
         ("all_reduce", (DATA,), {"array": 1}, TypeError, "multiple values for argument 'array'"),
         ("all_reduce", (DATA, 3), {}, TypeError, "op must be a ReduceOp or its name, .* got 3"),
         ("all_reduce", (DATA, "mean"), {}, ValueError, "op must be one of 'sum', .* got 'mean'"),
-        ("all_reduce", (DATA, "premul_sum"), {}, NotImplementedError, "no all_reduce with op"),
+        ("all_reduce", (DATA, "premul_sum"), {}, ValueError, r"factor: use ReduceOp.premul_sum\("),
+        (
+            *("all_reduce", (np.zeros(2, "i4"), ReduceOp.premul_sum(2)), {}),
+            *(NotImplementedError, "no all_reduce with op 'premul_sum' for int32"),
+        ),
         ("all_reduce", (DATA, "bxor"), {}, NotImplementedError, "sum, product, min, max, avg"),
         ("all_reduce", (np.zeros(2, "c8"), "max"), {}, NotImplementedError, "sum, product, avg"),
         ("broadcast", (DATA, 4), {}, ValueError, "root must be a group rank, 0..3 in a group of 4"),
@@ -167,6 +172,48 @@ def test_bit_operations_alone(alone, op):
     value = np.array([1, 2, 3], "u2")
     alone.all_reduce(array=value, op=op)
     np.testing.assert_array_equal(value, [1, 2, 3])
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", ml_dtypes.bfloat16])
+def test_premultiplied_sum_alone(alone, dtype):
+    value = np.array([1.5, -2, 3]).astype(dtype)
+    alone.all_reduce(value, ReduceOp.premul_sum(0.5))
+    np.testing.assert_array_equal(value.astype("c16"), [0.75, -1, 1.5])
+
+    input, output = np.array([1.5, -2]).astype(dtype), np.zeros(2, dtype)
+    alone.reduce_scatter_tensor(output, input, ReduceOp.premul_sum(2))
+    np.testing.assert_array_equal(output.astype("c16"), [3, -4])
+    np.testing.assert_array_equal(input.astype("c16"), [1.5, -2])
+
+
+def test_premultiplied_sum_in_pieces():
+    with World.simulated(2, rank=1) as world:
+        output = np.zeros(2, "f4")
+        input = np.array([1, 2, 3, 4], "f4")
+        group = world.new_group([0, 1])
+        group.reduce_scatter_tensor(output, input, ReduceOp.premul_sum(10), async_op=True).wait()
+        assert output.tolist() == [30, 40]
+
+
+@pytest.mark.parametrize("factor", [None, "x", [1]])
+def test_factors_that_are_no_numbers(alone, factor):
+    with pytest.raises((TypeError, ValueError)):
+        ReduceOp.premul_sum(factor)
+
+    class Odd(str):
+        pass
+
+    op = Odd("premul_sum")
+    op.factor = factor
+    with pytest.raises(TypeError):
+        alone.all_reduce(np.zeros(2), op)
+
+
+def test_op_with_a_factor():
+    op = ReduceOp.premul_sum(3)
+    assert op == ReduceOp.PREMUL_SUM == "premul_sum"
+    assert repr(op) == "ReduceOp.premul_sum(3.0)"
+    assert pickle.loads(pickle.dumps(op)).factor == copy.copy(op).factor == 3.0
 
 
 def test_every_operation_alone(alone):

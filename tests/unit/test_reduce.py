@@ -158,7 +158,7 @@ def test_numbers_are_those_of_the_headers():
 
 def test_pairs_that_make_no_sense_have_no_kernel():
     bitwise = ["band", "bor", "bxor"]
-    missing = {(dtype, "premul_sum") for dtype in native.DTYPES}
+    missing = {(dtype, "premul_sum") for dtype in ["bool", *INTEGERS]}
     missing |= {(dtype, op) for dtype in [*FLOATS, *NARROW, *COMPLEX] for op in bitwise}
     missing |= {(dtype, op) for dtype in COMPLEX for op in ["min", "max"]}
     missing |= {("bool", "avg")}
@@ -172,8 +172,8 @@ def test_pairs_that_make_no_sense_have_no_kernel():
 ALL = [
     (dtype, op)
     for dtype, op in itertools.product(native.DTYPES, native.OPS)
-    if op != "premul_sum"
-    and not (dtype == "bool" and op == "avg")
+    if not (dtype == "bool" and op == "avg")
+    and not (dtype in ["bool", *INTEGERS] and op == "premul_sum")
     and not (dtype in COMPLEX and op in ("min", "max"))
     and not (dtype in [*FLOATS, *NARROW, *COMPLEX] and op in ("band", "bor", "bxor"))
 ]
@@ -217,13 +217,15 @@ UFUNCS = {
     "min": np.minimum,
     "max": np.maximum,
     "avg": np.add,
+    "premul_sum": np.add,
     "band": np.bitwise_and,
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
+INTEGER_OPS = [op for op in UFUNCS if op != "premul_sum"]
 
 
-@pytest.mark.parametrize("op", UFUNCS)
+@pytest.mark.parametrize("op", INTEGER_OPS)
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers(dtype, op):
     info = np.iinfo(dtype)
@@ -237,21 +239,21 @@ def test_integers(dtype, op):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
-@pytest.mark.parametrize("op", UFUNCS)
+@pytest.mark.parametrize("op", INTEGER_OPS)
 def test_every_pair_of_bytes(dtype, op):
     every = np.arange(256).astype(np.uint8).view(dtype)
     a, b = (v.ravel() for v in np.meshgrid(every, every))
     assert (run(dtype, op, a, b) == UFUNCS[op](a, b)).all()
 
 
-@pytest.mark.parametrize("op", [op for op in UFUNCS if op != "avg"])
+@pytest.mark.parametrize("op", [op for op in INTEGER_OPS if op != "avg"])
 def test_bool(op):
     a = np.array([False, False, True, True])
     b = np.array([False, True, False, True])
     assert run("bool", op, a, b).tolist() == UFUNCS[op](a, b).tolist()
 
 
-@pytest.mark.parametrize("op", [op for op in UFUNCS if op != "avg"])
+@pytest.mark.parametrize("op", [op for op in INTEGER_OPS if op != "avg"])
 def test_bool_of_other_bytes(op):
     """Any byte but 0 is true, and what comes out is 0 or 1."""
     bytes_ = np.array([0, 1, 2, 4, 128, 255], np.uint8)
@@ -263,7 +265,7 @@ def test_bool_of_other_bytes(op):
 # --- floats ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", ["sum", "product", "avg"])
+@pytest.mark.parametrize("op", ["sum", "product", "avg", "premul_sum"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats(dtype, op):
     a, b = special(dtype)
@@ -293,7 +295,7 @@ def test_min_max(dtype, op):
     assert run(dtype, op, b, a).tobytes() == out.tobytes()
 
 
-@pytest.mark.parametrize("op", ["sum", "product", "avg"])
+@pytest.mark.parametrize("op", ["sum", "product", "avg", "premul_sum"])
 @pytest.mark.parametrize("dtype", COMPLEX)
 def test_complex(dtype, op):
     rng = np.random.default_rng(10)
@@ -348,7 +350,7 @@ def test_oracle(dtype):
     assert (narrow.widen(narrow.round(halves)) == [16, 16 + 2 * step]).all()
 
 
-@pytest.mark.parametrize("op", ["sum", "product", "avg"])
+@pytest.mark.parametrize("op", ["sum", "product", "avg", "premul_sum"])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_narrow_arithmetic(dtype, op):
     narrow = NARROW[dtype]
@@ -461,6 +463,42 @@ def test_nothing_is_left_to_do(dtype, op):
     assert finish(dtype, op, data, 4).tobytes() == data.tobytes()
 
 
+# --- multiplied before they are summed ------------------------------------------------------------
+
+
+FACTORS = [0.0, -0.0, 1.0, -2.5, 1 / 3, 1e-40, 1e40, np.inf, np.nan]
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
+def test_scaled_floats(dtype, factor):
+    data = random_bits(dtype, 2003, 17)
+    real = data.real.dtype
+    before = data.tobytes()
+    out = np.zeros_like(data)
+    native.reduce_scale(out.ctypes.data, data.ctypes.data, data.size, dtype, factor)
+    assert data.tobytes() == before
+    native.reduce_scale(data.ctypes.data, data.ctypes.data, data.size, dtype, factor)
+    with np.errstate(all="ignore"):
+        expected = np.frombuffer(before, real) * real.type(factor)
+    assert_same(out.view(real), expected)
+    assert_same(data.view(real), expected)
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_scaled_narrow_floats(dtype, factor):
+    narrow = NARROW[dtype]
+    every = np.arange(1 << narrow.width).astype(narrow.dtype)
+    with np.errstate(all="ignore"):
+        expected = narrow.round(narrow.widen(every) * np.float32(factor))
+    out = np.zeros_like(every)
+    native.reduce_scale(out.ctypes.data, every.ctypes.data, every.size, dtype, factor)
+    nan = (expected & (narrow.sign - 1)) >= narrow.first_nan
+    assert (((out & (narrow.sign - 1)) >= narrow.first_nan) == nan).all()
+    assert (out == expected)[~nan].all()
+
+
 # --- many arrays at once ------------------------------------------------------------------------
 
 
@@ -483,7 +521,7 @@ def folded(dtype, op, inputs, size=1):
 
 
 def accumulates(dtype, op):
-    return dtype in NARROW and op in ("sum", "product", "avg")
+    return dtype in NARROW and op in ("sum", "product", "avg", "premul_sum")
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
@@ -502,7 +540,7 @@ def test_many_is_one_after_the_other(dtype, op, n):
 
 @pytest.mark.parametrize("define", [None, "DM_REDUCE_PORTABLE"])
 @pytest.mark.parametrize("n", [2, 3, 4, 7])
-@pytest.mark.parametrize("op", ["sum", "product", "avg"])
+@pytest.mark.parametrize("op", ["sum", "product", "avg", "premul_sum"])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_many_round_once(dtype, op, n, define):
     narrow = NARROW[dtype]

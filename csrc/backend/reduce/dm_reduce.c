@@ -1,5 +1,5 @@
 /* Reduce kernels: see dm_reduce.h. What there is stands in dm_kernels.h; here are the
- * functions for any processor, the ends of averages, and the choice among them.
+ * functions for any processor, what averages and scaled sums do besides, and the choice.
  */
 #include "backend/reduce/dm_reduce.h"
 
@@ -61,13 +61,60 @@ typedef void (*divide_fn)(void *data, size_t count, int n);
 
 static const divide_fn divisions[DM_DTYPE_COUNT] = {DIVISIONS(DIVISION_ENTRY)};
 
+/* The beginning of a premul_sum: S(dtype, name of the function, element type, type of the
+ * factor, value): x is the element, f the factor. */
+#define SCALINGS(S)                                                                    \
+    S(FLOAT16, scale_float16, u16, float, dm_round_float16(dm_widen_float16(x) * f))   \
+    S(BFLOAT16, scale_bfloat16, u16, float,                                            \
+      dm_round_bfloat16(dm_widen_bfloat16(x) * f))                                     \
+    S(FLOAT32, scale_float32, f32, float, (x * f))                                     \
+    S(FLOAT64, scale_float64, f64, double, (x * f))                                    \
+    S(COMPLEX64, scale_complex64, c64, float, ((c64){x.re * f, x.im * f}))             \
+    S(COMPLEX128, scale_complex128, c128, double, ((c128){x.re * f, x.im * f}))        \
+    S(FLOAT8_E4M3, scale_float8_e4m3, u8, float,                                       \
+      dm_round_float8_e4m3(dm_widen_float8_e4m3(x) * f))                               \
+    S(FLOAT8_E5M2, scale_float8_e5m2, u8, float,                                       \
+      dm_round_float8_e5m2(dm_widen_float8_e5m2(x) * f))
+
+#define DEFINE_SCALING(dtype, name, type, factor_type, value)                          \
+    static void name(void *out, const void *in, size_t count, double factor)           \
+    {                                                                                  \
+        type *to = out;                                                                \
+        const type *from = in;                                                         \
+        factor_type f = (factor_type)factor;                                           \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
+        {                                                                              \
+            type x = from[i];                                                          \
+            to[i] = (value);                                                           \
+        }                                                                              \
+    }
+
+SCALINGS(DEFINE_SCALING)
+
+typedef void (*scale_fn)(void *out, const void *in, size_t count, double factor);
+
+#define SCALING_ENTRY(dtype, name, type, factor_type, value) [DM_##dtype] = name,
+
+static const scale_fn scalings[DM_DTYPE_COUNT] = {SCALINGS(SCALING_ENTRY)};
+
+/* --- the choice -------------------------------------------------------------------- */
+
+/* The op whose kernel combines: averages and scaled sums differ at their ends. */
+static dm_reduce_op
+combines_as(dm_reduce_op op)
+{
+    return op == DM_AVG || op == DM_PREMUL_SUM ? DM_SUM : op;
+}
+
 dm_reduce_fn
 dm_reduce_lookup(dm_dtype dtype, dm_reduce_op op)
 {
     assert((unsigned)dtype < DM_DTYPE_COUNT && (unsigned)op < DM_REDUCE_OP_COUNT);
-    if (op == DM_AVG) {
-        return divisions[dtype] != NULL ? dm_reduce_lookup(dtype, DM_SUM) : NULL;
+    if ((op == DM_AVG && divisions[dtype] == NULL) ||
+        (op == DM_PREMUL_SUM && scalings[dtype] == NULL)) {
+        return NULL;
     }
+    op = combines_as(op);
 #if defined(__x86_64__) && !defined(DM_REDUCE_PORTABLE)
     dm_reduce_fn better = dm_reduce_lookup_x86(dtype, op);
     if (better != NULL) {
@@ -80,13 +127,13 @@ dm_reduce_lookup(dm_dtype dtype, dm_reduce_op op)
 const dm_accumulator *
 dm_accumulator_lookup(dm_dtype dtype, dm_reduce_op op)
 {
-    const dm_accumulator *any = &accumulators[dtype][op == DM_AVG ? DM_SUM : op];
+    op = combines_as(op);
+    const dm_accumulator *any = &accumulators[dtype][op];
     if (any->start == NULL) {
         return NULL;
     }
 #if defined(__x86_64__) && !defined(DM_REDUCE_PORTABLE)
-    const dm_accumulator *better =
-        dm_accumulator_x86(dtype, op == DM_AVG ? DM_SUM : op);
+    const dm_accumulator *better = dm_accumulator_x86(dtype, op);
     if (better != NULL) {
         return better;
     }
@@ -98,6 +145,13 @@ void
 dm_reduce_divide(void *data, size_t count, dm_dtype dtype, int n)
 {
     divisions[dtype](data, count, n);
+}
+
+void
+dm_reduce_scale(void *out, const void *in, size_t count, dm_dtype dtype, double factor)
+{
+    assert(scalings[dtype] != NULL);
+    scalings[dtype](out, in, count, factor);
 }
 
 void

@@ -19,10 +19,16 @@ typedef void (*dm_reduce_fn)(void *out, const void *a, const void *b, size_t cou
 
 /* The kernel, or NULL where the pair makes no sense (min of complex, band of
  * floats, avg of bool). DM_AVG's kernel is DM_SUM's; the caller ends with
- * dm_reduce_finish. DM_PREMUL_SUM has none: who knows the factor multiplies first
- * and sums then. */
+ * dm_reduce_finish. So is DM_PREMUL_SUM's, for floats and complex: the caller begins
+ * with dm_reduce_scale. */
 dm_reduce_fn
 dm_reduce_lookup(dm_dtype dtype, dm_reduce_op op);
+
+/* out[i] = in[i] * factor: what DM_PREMUL_SUM does before it sums. In double for float64
+ * and complex128, else in float32, rounded once. The dtype must be float or complex; out
+ * may be in. */
+void
+dm_reduce_scale(void *out, const void *in, size_t count, dm_dtype dtype, double factor);
 
 /* What is left to do once all `size` members are combined: DM_AVG divides (integers
  * towards zero, as torch does); nothing for the other ops. The pair must have a
