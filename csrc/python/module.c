@@ -7,6 +7,9 @@ module_exec(PyObject *module)
     if (py_state_init(module) < 0) {
         return -1;
     }
+    if (py_store_register(module) < 0) {
+        return -1;
+    }
     if (py_world_register(module) < 0) {
         return -1;
     }

@@ -37,6 +37,8 @@
       "Another rank died or closed its connection; the text names it.")                \
     X(connection_error, "StoreError", state->error,                                    \
       "The store or a connection failed; the text names host and port.")               \
+    X(queue_empty_error, "QueueEmptyError", state->connection_error,                   \
+      "A queue of a store is empty, and waiting was not asked for.")                   \
     X(library_error, "LibraryError", state->error,                                     \
       "A library (gloo, NCCL, ...) is missing; the text says what to install.")
 

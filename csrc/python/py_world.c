@@ -13,10 +13,6 @@
 #include "python/py_wait.h"
 #include "python/py_work.h"
 
-/* Not there in a build without the store types. */
-#pragma weak py_store_from_object
-#pragma weak py_store_wrap
-
 /* Half an hour, as torch.distributed has it. */
 #define DEFAULT_TIMEOUT_NS (1800 * DM_NS_PER_S)
 
@@ -127,11 +123,6 @@ world_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (store != Py_None) {
         py_state *state = py_state_of_type(type);
         if (state == NULL) {
-            return NULL;
-        }
-        if (py_store_from_object == NULL) {
-            PyErr_SetString(PyExc_NotImplementedError,
-                            "this build of devicemesh has no store types");
             return NULL;
         }
         config.store = py_store_from_object(state, store, "store");

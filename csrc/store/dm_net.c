@@ -462,7 +462,7 @@ dm_net_listen(const char *host, uint16_t port, const dm_wait *wait, int *fd,
             first_error = error;
         }
     }
-    return dm_error_set_native(err, DM_ERR_CONNECTION, first_error,
+    return dm_error_set_native(err, DM_ERR_SYSTEM, first_error,
                                "cannot listen on %s:%u: %s", host, port,
                                why(first_error, (char[REASON_SIZE]){0}));
 }

@@ -50,7 +50,7 @@ dm_status
 dm_net_sleep(int64_t ns, const dm_wait *wait, dm_error *err);
 
 /* A socket that listens on `host` alone. The system caps the backlog (somaxconn).
- * DM_ERR_CONNECTION: cannot be bound (the text names host, port and reason). */
+ * DM_ERR_SYSTEM: cannot be bound (the text names host, port and reason). */
 dm_status
 dm_net_listen(const char *host, uint16_t port, const dm_wait *wait, int *fd,
               dm_error *err);

@@ -360,3 +360,13 @@ dm_store_prefix_new(dm_store *base, const char *prefix, dm_store **store, dm_err
     *store = &self->head;
     return DM_OK;
 }
+
+dm_store *
+dm_store_prefix_base(dm_store *store, const char **prefix)
+{
+    if (store->ops != &prefix_ops) {
+        return NULL;
+    }
+    *prefix = prefix_of(store)->prefix;
+    return prefix_of(store)->base;
+}

@@ -47,6 +47,7 @@ dm_store_init(dm_store *store, const dm_store_ops *ops)
     store->ops = ops;
     atomic_init(&store->refs, 1);
     store->pid = getpid();
+    store->slot = NULL;
 }
 
 dm_store *

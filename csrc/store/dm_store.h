@@ -103,7 +103,8 @@ typedef struct dm_store_ops {
 struct dm_store {
     const dm_store_ops *ops;
     atomic_int refs;
-    pid_t pid; /* the process that made it */
+    pid_t pid;  /* the process that made it */
+    void *slot; /* for the layer above, guarded by it; the core never looks at it */
 };
 
 /* Sets the head up with one reference, owned by this process. */
@@ -224,6 +225,11 @@ dm_store_kind(const dm_store *);
 dm_status
 dm_store_prefix_new(dm_store *base, const char *prefix, dm_store **store, dm_error *);
 
+/* The store under a prefix view and "<prefix>/", both borrowed; the base is NULL for
+ * any other kind. */
+dm_store *
+dm_store_prefix_base(dm_store *store, const char **prefix);
+
 /* A store inside this process. */
 dm_status
 dm_store_hash_new(dm_store **store, dm_error *);
@@ -238,6 +244,17 @@ dm_store_file_new(const char *path, dm_store **store, dm_error *);
 dm_status
 dm_store_tcp_new(const char *host, uint16_t port, const char *token, const dm_wait *,
                  dm_store **store, dm_error *);
+
+/* Where a tcp store's server is, borrowed; NULL for any other kind. */
+const char *
+dm_store_tcp_address(const dm_store *store, uint16_t *port);
+
+/* torch's wait_for_workers: counts this client as one of `world` workers, in a key that
+ * no other call can reach, and, if it is the master, waits until all have been counted.
+ * tcp only. */
+dm_status
+dm_store_tcp_meet_workers(dm_store *store, int64_t world, bool is_master,
+                          const dm_wait *wait, dm_error *err);
 
 /* For implementations: writes "'a', 'b' and 3 more" about the keys whose `there` is
  * false (NULL: all of them) into `text`, cut to fit. Returns `text`. */
@@ -257,7 +274,8 @@ typedef struct dm_store_server_config {
 } dm_store_server_config;
 
 /* Binds, listens and starts the server's one thread. The server is ready for
- * clients when this returns. */
+ * clients when this returns. DM_ERR_SYSTEM: cannot be bound (names host and port).
+ * DM_ERR_CONNECTION: the host's name cannot be looked up; that may take a while. */
 dm_status
 dm_store_server_start(const dm_store_server_config *config, dm_store_server **server,
                       dm_error *err);

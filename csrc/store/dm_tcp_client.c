@@ -1279,3 +1279,52 @@ fail:
     dm_free(self);
     return status;
 }
+
+const char *
+dm_store_tcp_address(const dm_store *store, uint16_t *port)
+{
+    if (store->ops != &ours_ops && store->ops != &torch_ops) {
+        return NULL;
+    }
+    const tcp_store *self = (const tcp_store *)store;
+    *port = self->port;
+    return self->host;
+}
+
+static dm_status
+count_workers(dm_store *store, int64_t amount, const dm_wait *wait, int64_t *n,
+              dm_error *err)
+{
+    static const char key[] = "init/"; /* without the '/' that clients put in front */
+    tcp_call call;
+    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_ADD, wait, err));
+    dm_wire_put_bytes(out_of(&call), key, sizeof(key) - 1);
+    dm_wire_put_u64(out_of(&call), (uint64_t)amount);
+    dm_status status = send_request(&call);
+    if (status == DM_OK) {
+        status = dm_tcp_conn_read_i64(call.conn, call.wait, n, err);
+    }
+    return end(&call, status);
+}
+
+dm_status
+dm_store_tcp_meet_workers(dm_store *store, int64_t world, bool is_master,
+                          const dm_wait *wait, dm_error *err)
+{
+    int64_t n = 0;
+    DM_TRY(count_workers(store, 1, wait, &n, err));
+    /* Nothing tells when a number is reached, and torch's clients only add. */
+    for (int64_t ms = 1; is_master && n < world; ms = ms < 8 ? ms * 2 : ms) {
+        dm_status status = dm_net_sleep(ms * DM_NS_PER_MS, wait, err);
+        if (status == DM_ERR_TIMEOUT) {
+            const tcp_store *self = tcp_of(store);
+            dm_error_set(err, status,
+                         "store at %s:%u: timed out waiting for workers: %lld of %lld "
+                         "have come",
+                         self->host, self->port, (long long)n, (long long)world);
+        }
+        DM_TRY(status);
+        DM_TRY(count_workers(store, 0, wait, &n, err));
+    }
+    return DM_OK;
+}

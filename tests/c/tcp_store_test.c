@@ -57,7 +57,8 @@ bad_arguments(void)
     config = (dm_store_server_config){"", 0, NULL, -1};
     CHECK_ERR(dm_store_server_start(&config, &server, &err), DM_ERR_VALUE);
     config = (dm_store_server_config){"192.0.2.1", 0, NULL, -1};
-    CHECK_ERR(dm_store_server_start(&config, &server, &err), DM_ERR_CONNECTION);
+    CHECK_ERR(dm_store_server_start(&config, &server, &err), DM_ERR_SYSTEM);
+    CHECK_INT(err.native, EADDRNOTAVAIL);
     CHECK_CONTAINS(err.text, "192.0.2.1");
     config = (dm_store_server_config){NULL, 0, NULL, 0}; /* no socket */
     int fds[2];
@@ -74,7 +75,7 @@ bad_arguments(void)
     config =
         (dm_store_server_config){"127.0.0.1", dm_store_server_port(server), NULL, -1};
     dm_store_server *second = NULL;
-    CHECK_ERR(dm_store_server_start(&config, &second, &err), DM_ERR_CONNECTION);
+    CHECK_ERR(dm_store_server_start(&config, &second, &err), DM_ERR_SYSTEM);
     CHECK_CONTAINS(err.text, "Address already in use");
     dm_store_server_stop(server);
 
