@@ -1,5 +1,6 @@
 """What a mesh is as a value: text, equality, hash, copies, pickles, the current mesh."""
 
+import ast
 import copy
 import inspect
 import os
@@ -7,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,6 +76,14 @@ def test_docstrings():
     for name, value in vars(DeviceMesh).items():
         if not name.startswith("_"):
             assert value.__doc__, name
+
+
+def test_stub_has_every_method():
+    tree = ast.parse((Path(devicemesh.__file__).parent / "_core.pyi").read_text())
+    (stub,) = (node for node in tree.body if getattr(node, "name", None) == "DeviceMesh")
+    described = {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
+    slots = set(dir(object)) | {"__dict__", "__module__"}
+    assert described - slots == set(vars(DeviceMesh)) - slots
 
 
 # --- equality and hash --------------------------------------------------------------

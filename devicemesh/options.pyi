@@ -1,0 +1,13 @@
+from devicemesh._core import _Timeout
+
+__all__ = ["GlooOptions", "Options"]
+
+class Options:
+    backend: str | None
+    timeout: _Timeout
+    def __init__(self, backend: str | None = None, timeout: _Timeout = None) -> None: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+class GlooOptions(Options):
+    def __init__(self, timeout: _Timeout = None) -> None: ...
