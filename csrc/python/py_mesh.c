@@ -211,8 +211,9 @@ names_equal(PyObject *a, PyObject *b)
         return false;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); i++) {
-        /* Interned: equal means identical. */
-        if (PyTuple_GET_ITEM(a, i) != PyTuple_GET_ITEM(b, i)) {
+        PyObject *x = PyTuple_GET_ITEM(a, i);
+        PyObject *y = PyTuple_GET_ITEM(b, i);
+        if (x != y && PyUnicode_Compare(x, y) != 0) {
             return false;
         }
     }

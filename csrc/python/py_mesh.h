@@ -88,7 +88,7 @@ typedef struct py_mesh {
     struct py_mesh *root; /* NULL in a root */
     dm_layout *layout;
     PyObject *device_type;
-    PyObject *names;      /* tuple of interned str, or NULL */
+    PyObject *names;      /* tuple of str, or NULL */
     PyObject *specs;      /* per dim: see py_mesh_specs_parse */
     PyObject *shape;      /* tuple of int */
     PyObject *coordinate; /* tuple of int, or None */
@@ -250,7 +250,7 @@ py_mesh_grid_clear(py_mesh_grid *grid);
 PyObject *
 py_mesh_device_type(py_state *state, PyObject *value);
 
-/* None (or nothing in it) -> *names NULL; else a tuple of `ndim` interned unique str.
+/* None (or nothing in it) -> *names NULL; else a tuple of `ndim` unique str.
  * Returns 0 or -1. */
 int
 py_mesh_names_parse(PyObject *value, int ndim, PyObject **names);

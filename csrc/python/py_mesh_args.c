@@ -116,9 +116,10 @@ raise_names_are_str(PyObject *value, int ndim)
     return -1;
 }
 
-/* Each entry an exact str, interned, and there once. */
+/* Each entry an exact str, and there once. Literals are interned already; names made at
+ * run time stay as they are, since interning would keep them for ever. */
 static int
-intern_names(PyObject *names)
+check_names(PyObject *names)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i);
@@ -131,11 +132,10 @@ intern_names(PyObject *names)
         if (exact == NULL) {
             return -1;
         }
-        PyUnicode_InternInPlace(&exact);
         Py_DECREF(name);
         PyTuple_SET_ITEM(names, i, exact);
         for (Py_ssize_t j = 0; j < i; j++) {
-            if (PyTuple_GET_ITEM(names, j) == exact) {
+            if (PyUnicode_Compare(PyTuple_GET_ITEM(names, j), exact) == 0) {
                 PyErr_Format(PyExc_RuntimeError,
                              "Each mesh_dim_name must be unique. Found repeated "
                              "mesh_dim_name in mesh_dim_names %R",
@@ -180,7 +180,7 @@ py_mesh_names_parse(PyObject *value, int ndim, PyObject **names)
         *names = NULL;
         return 0;
     }
-    if (intern_names(tuple) < 0) {
+    if (check_names(tuple) < 0) {
         Py_DECREF(tuple);
         return -1;
     }

@@ -20,7 +20,7 @@ py_mesh_own_dim(py_mesh *self, PyObject *name)
     if (names == NULL) {
         return -1;
     }
-    /* Names are interned and so are literals: nearly always this finds it. */
+    /* Literals are interned, here and where the mesh was made: this finds most. */
     for (Py_ssize_t d = 0; d < PyTuple_GET_SIZE(names); d++) {
         if (PyTuple_GET_ITEM(names, d) == name) {
             return (int)d;

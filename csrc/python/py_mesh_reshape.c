@@ -95,7 +95,7 @@ check_flat_name(py_mesh *root, PyObject *name, const dm_layout *layout,
     return 0;
 }
 
-/* name: exact and interned. */
+/* name: an exact str. */
 static PyObject *
 flatten_as(py_state *state, py_mesh *self, PyObject *name, PyObject *override)
 {
@@ -191,8 +191,7 @@ mesh_flatten(PyObject *op, PyObject *args, PyObject *kwargs)
     if (name == NULL) {
         return NULL;
     }
-    PyUnicode_InternInPlace(&name);
-    PyObject *flat = self->ndim == 1 && PyTuple_GET_ITEM(self->names, 0) == name
+    PyObject *flat = self->ndim == 1 && py_mesh_own_dim(self, name) == 0
                          ? Py_NewRef(op)
                          : flatten_as(state, self, name, override);
     Py_DECREF(name);
@@ -271,7 +270,7 @@ splice(PyObject *tuple, int dim, PyObject *middle)
     return whole;
 }
 
-/* sizes: tuple of int-likes; new_names: interned, as many. */
+/* sizes: tuple of int-likes; new_names: as many str. */
 static PyObject *
 unflatten_to(py_state *state, py_mesh *self, int dim, PyObject *sizes,
              PyObject *new_names, PyObject *override, PyObject *timeout)

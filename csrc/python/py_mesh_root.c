@@ -317,9 +317,10 @@ py_mesh_root_token(py_state *state, py_mesh_root *root)
     char token[sizeof(root->token)];
     snprintf(token, sizeof(token), "%ld-%" PRIxPTR "-%" PRIx64, (long)getpid(),
              (uintptr_t)root, (uint64_t)dm_clock_now());
-    PyObject *ref = PyWeakref_NewRef((PyObject *)root, NULL);
-    int failed =
-        ref == NULL ? -1 : PyDict_SetItemString(state->pickled_roots, token, ref);
+    PyObject *key = PyUnicode_FromString(token);
+    PyObject *ref = key == NULL ? NULL : PyWeakref_NewRef((PyObject *)root, NULL);
+    int failed = ref == NULL ? -1 : PyDict_SetItem(state->pickled_roots, key, ref);
+    Py_XDECREF(key);
     Py_XDECREF(ref);
     if (failed < 0) {
         return NULL;

@@ -244,7 +244,7 @@ slice_dims(py_mesh *self, PyObject *names)
         return NULL;
     }
     PyObject *view = NULL;
-    PyObject *own = PyTuple_New(n); /* the interned names of the dims */
+    PyObject *own = PyTuple_New(n); /* the names as the dims have them */
     PyObject *specs = PyTuple_New(n);
     for (Py_ssize_t i = 0; i < n && own != NULL && specs != NULL; i++) {
         PyObject *name = PyTuple_GET_ITEM(meshes[i]->names, dims[i]);
