@@ -1,227 +1,307 @@
-/* Arrays: see py_array.h. */
+/* Arrays: see py_array.h. Here is what all protocols have in common: the order in which
+ * they are tried, the checks, the release.
+ */
 #include "python/py_array.h"
 
-#include <stdbool.h>
-#include <string.h>
+#include "python/py_array_private.h"
 
-/* --- element types --------------------------------------------------------------- */
-
-static const dm_dtype unsigned_of_size[9] = {
-    [1] = DM_UINT8, [2] = DM_UINT16, [4] = DM_UINT32, [8] = DM_UINT64};
-static const dm_dtype signed_of_size[9] = {
-    [1] = DM_INT8, [2] = DM_INT16, [4] = DM_INT32, [8] = DM_INT64};
-
-/* The dtype of a struct-module format of one element; `itemsize` tells how long a "long"
- * is, so that native and standard sizes need no telling apart. */
-static bool
-parse_format(const char *format, Py_ssize_t itemsize, dm_dtype *dtype)
-{
-    if (format[0] == '@' || format[0] == '=' || format[0] == '<') {
-        format++; /* little-endian is native here */
-    }
-    else if ((format[0] == '>' || format[0] == '!') && itemsize == 1) {
-        format++;
-    }
-
-    if (format[0] == 'Z') {
-        if (strcmp(format, "Zf") == 0 || strcmp(format, "Zd") == 0) {
-            *dtype = format[1] == 'f' ? DM_COMPLEX64 : DM_COMPLEX128;
-            return true;
-        }
-        return false;
-    }
-    if (format[0] == '\0' || format[1] != '\0') {
-        return false;
-    }
-    switch (format[0]) {
-    case '?':
-        *dtype = DM_BOOL;
-        return itemsize == 1;
-    case 'e':
-        *dtype = DM_FLOAT16;
-        return itemsize == 2;
-    case 'f':
-        *dtype = DM_FLOAT32;
-        return itemsize == 4;
-    case 'd':
-        *dtype = DM_FLOAT64;
-        return itemsize == 8;
-    case 'b':
-    case 'h':
-    case 'i':
-    case 'l':
-    case 'q':
-    case 'n':
-        *dtype = itemsize <= 8 ? signed_of_size[itemsize] : DM_BOOL;
-        return *dtype != DM_BOOL;
-    case 'B':
-    case 'H':
-    case 'I':
-    case 'L':
-    case 'Q':
-    case 'N':
-        *dtype = itemsize <= 8 ? unsigned_of_size[itemsize] : DM_BOOL;
-        return *dtype != DM_BOOL;
-    default:
-        return false;
-    }
-}
-
-/* obj.dtype.name as a dtype. False with an exception set where there is no such name;
- * false without one where it is a name that we do not know. */
-static bool
-dtype_by_name(py_state *state, PyObject *object, dm_dtype *dtype)
-{
-    bool known = false;
-    PyObject *descr = PyObject_GetAttr(object, state->name_dtype);
-    PyObject *name = descr == NULL ? NULL : PyObject_GetAttr(descr, state->name_name);
-    const char *text = name == NULL ? NULL : PyUnicode_AsUTF8(name);
-    if (text != NULL) {
-        known = dm_dtype_parse(text, dtype);
-    }
-    Py_XDECREF(name);
-    Py_XDECREF(descr);
-    return known;
-}
+_Static_assert(sizeof(int64_t) == sizeof(Py_ssize_t), "shapes of buffers are int64_t");
 
 /* --- errors ----------------------------------------------------------------------- */
 
 static int
-raise_no_array(PyObject *object, const char *name)
+raise_no_array(const py_export *e)
 {
-    PyErr_Format(PyExc_TypeError,
-                 "%s must be an array with the buffer protocol (a numpy array, an "
-                 "array.array, a bytearray, ...), got %.200s",
-                 name, Py_TYPE(object)->tp_name);
+    PyErr_Format(
+        PyExc_TypeError,
+        "%s must be an array (a numpy array, a torch tensor, anything with the "
+        "buffer protocol, DLPack or __array_interface__), got %.200s",
+        e->name, Py_TYPE(e->object)->tp_name);
     return -1;
 }
 
-static int
-raise_bad_dtype(PyObject *object, const char *name, const char *format)
+int
+py_array_raise_dtype(const py_export *e, const char *format)
 {
-    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    PyObject *dtype = PyObject_GetAttr(e->object, e->state->name_dtype);
     if (dtype == NULL) {
         PyErr_Clear();
-    }
-    if (dtype != NULL) {
         PyErr_Format(PyExc_TypeError,
-                     "%s has elements of type %S, which cannot be sent", name, dtype);
+                     "%s has elements of format '%.200s', which cannot be sent",
+                     e->name, format != NULL ? format : "?");
+        return -1;
     }
-    else {
-        PyErr_Format(PyExc_TypeError,
-                     "%s has elements of format '%s', which cannot be sent", name,
-                     format != NULL ? format : "?");
-    }
-    Py_XDECREF(dtype);
+    PyErr_Format(PyExc_TypeError, "%s has elements of type %S, which cannot be sent",
+                 e->name, dtype);
+    Py_DECREF(dtype);
     return -1;
 }
 
-/* A tuple of the values. */
-static PyObject *
-size_tuple(const Py_ssize_t *values, int ndim)
+int
+py_array_raise_readonly(const py_export *e)
 {
-    PyObject *tuple = PyTuple_New(ndim);
-    for (int i = 0; tuple != NULL && i < ndim; i++) {
-        PyObject *value = PyLong_FromSsize_t(values[i]);
+    PyErr_Format(PyExc_ValueError, "%s must be writable, got a read-only %.200s",
+                 e->name, Py_TYPE(e->object)->tp_name);
+    return -1;
+}
+
+int
+py_array_raise_device(const py_export *e, const char *where)
+{
+    PyErr_Format(
+        PyExc_ValueError,
+        "%s must be in the CPU's memory, where this group works, got a %.200s %s",
+        e->name, Py_TYPE(e->object)->tp_name, where);
+    return -1;
+}
+
+/* A tuple of the values times `unit`. */
+static PyObject *
+size_tuple(const int64_t *values, int64_t ndim, int64_t unit)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)ndim);
+    for (int64_t i = 0; tuple != NULL && i < ndim; i++) {
+        int64_t product = 0;
+        bool fits = !__builtin_mul_overflow(values[i], unit, &product);
+        PyObject *value = PyLong_FromLongLong(fits ? product : values[i]);
         if (value == NULL) {
             Py_CLEAR(tuple);
             break;
         }
-        PyTuple_SET_ITEM(tuple, i, value);
+        PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, value);
     }
     return tuple;
 }
 
 static int
-raise_not_contiguous(const Py_buffer *view, const char *name)
+raise_not_contiguous(const py_export *e, const py_layout *layout)
 {
-    PyObject *shape = size_tuple(view->shape, view->ndim);
-    PyObject *strides = shape == NULL ? NULL : size_tuple(view->strides, view->ndim);
+    PyObject *shape = size_tuple(layout->shape, layout->ndim, 1);
+    PyObject *strides =
+        shape == NULL ? NULL
+                      : size_tuple(layout->strides, layout->ndim, layout->stride_unit);
     if (strides != NULL) {
         PyErr_Format(PyExc_ValueError,
                      "%s must be C-contiguous: its shape is %R, its strides in bytes "
                      "are %R; pass a copy",
-                     name, shape, strides);
+                     e->name, shape, strides);
     }
     Py_XDECREF(strides);
     Py_XDECREF(shape);
     return -1;
 }
 
-/* --- exports ----------------------------------------------------------------------- */
-
-/* Exports an array whose exporter knows no format for its elements (and has just said
- * so), with the type that its dtype's name tells. */
 static int
-export_by_name(py_state *state, PyObject *object, const char *name, py_array *array)
+raise_bad_shape(const py_export *e, const py_layout *layout)
 {
-    PyObject *type = NULL;
-    PyObject *value = NULL;
-    PyObject *traceback = NULL;
-    PyErr_Fetch(&type, &value, &traceback);
-    int result = -1;
-    if (dtype_by_name(state, object, &array->dtype)) {
-        result = PyObject_GetBuffer(object, &array->view, PyBUF_STRIDES);
+    PyObject *shape = size_tuple(layout->shape, layout->ndim, 1);
+    if (shape != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s has the impossible shape %R of %s", e->name,
+                     shape, dm_dtype_name(layout->dtype));
+        Py_DECREF(shape);
     }
-    else if (!PyErr_Occurred()) {
-        raise_bad_dtype(object, name, NULL);
+    return -1;
+}
+
+/* --- checks ------------------------------------------------------------------------ */
+
+/* Elements and bytes of the shape; false where it is none that memory can have. */
+static bool
+measure(const py_layout *layout, size_t *count, size_t *bytes)
+{
+    int64_t elements = 1;
+    bool empty = false;
+    for (int64_t i = 0; i < layout->ndim; i++) {
+        int64_t size = layout->shape[i];
+        if (size < 0) {
+            return false;
+        }
+        empty = empty || size == 0;
+        if (!empty && __builtin_mul_overflow(elements, size, &elements)) {
+            return false;
+        }
     }
-    else if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
-        /* No numpy array: what the exporter said is all there is to say. */
-        PyErr_Clear();
-        PyErr_Restore(type, value, traceback);
-        return -1;
+    int64_t total = 0;
+    elements = empty ? 0 : elements;
+    if (__builtin_mul_overflow(elements, (int64_t)dm_dtype_size(layout->dtype),
+                               &total)) {
+        return false;
     }
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
-    return result;
+    *count = (size_t)elements;
+    *bytes = (size_t)total;
+    return true;
+}
+
+/* Dims of size 1 have no stride worth the name; an array without elements has none. */
+static bool
+is_contiguous(const py_layout *layout, size_t count)
+{
+    if (layout->strides == NULL || count == 0) {
+        return true;
+    }
+    int64_t expected = (int64_t)dm_dtype_size(layout->dtype) / layout->stride_unit;
+    for (int64_t i = layout->ndim - 1; i >= 0; i--) {
+        if (layout->shape[i] != 1 && layout->strides[i] != expected) {
+            return false;
+        }
+        expected *= layout->shape[i]; /* within the array's size: no overflow */
+    }
+    return true;
 }
 
 int
-py_array_export(py_state *state, PyObject *object, const char *name, bool writable,
+py_array_accept(const py_export *e, const py_layout *layout, py_array *array)
+{
+    if (layout->ndim < 0 || layout->ndim > PY_ARRAY_MAX_NDIM ||
+        (layout->ndim > 0 && layout->shape == NULL)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s has %lld dims%s, which no array has (0..%d are possible)",
+                     e->name, (long long)layout->ndim,
+                     layout->shape == NULL ? " without sizes" : "", PY_ARRAY_MAX_NDIM);
+        return -1;
+    }
+    size_t count = 0;
+    size_t bytes = 0;
+    if (!measure(layout, &count, &bytes)) {
+        return raise_bad_shape(e, layout);
+    }
+    if (layout->readonly && (e->flags & PY_ARRAY_WRITABLE) != 0) {
+        return py_array_raise_readonly(e);
+    }
+    if (!is_contiguous(layout, count)) {
+        return raise_not_contiguous(e, layout);
+    }
+    if (layout->data == NULL && count != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s has %zu elements but no memory: its data pointer is null",
+                     e->name, count);
+        return -1;
+    }
+    array->dtype = layout->dtype;
+    array->data = layout->data;
+    array->count = count;
+    array->bytes = bytes;
+    return 0;
+}
+
+/* --- helpers ------------------------------------------------------------------------ */
+
+int
+py_array_get(PyObject *object, PyObject *name, PyObject **value)
+{
+    *value = PyObject_GetAttr(object, name);
+    if (*value != NULL) {
+        return 1;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
+int
+py_array_dtype_by_name(const py_export *e, dm_dtype *dtype)
+{
+    PyObject *descr = NULL;
+    PyObject *name = NULL;
+    int result = py_array_get(e->object, e->state->name_dtype, &descr);
+    if (result > 0) {
+        result = py_array_get(descr, e->state->name_name, &name);
+    }
+    if (result > 0) {
+        const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : "";
+        result = text == NULL ? -1 : dm_dtype_parse(text, dtype);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(descr);
+    return result;
+}
+
+/* --- export and release ---------------------------------------------------------------- */
+
+int
+py_array_export(py_state *state, PyObject *object, const char *name, int flags,
                 py_array *array)
 {
-    Py_buffer *view = &array->view;
-    array->exported = false;
-    if (!PyObject_CheckBuffer(object)) {
-        return raise_no_array(object, name);
+    py_export e = {state, object, name, flags};
+    array->holder = PY_ARRAY_NONE;
+    int result = py_array_export_buffer(&e, array);
+    if (result == 0) {
+        result = py_array_export_exchange(&e, array);
     }
-    /* Read-only and strided buffers are taken too, so that the error is ours. */
-    if (PyObject_GetBuffer(object, view, PyBUF_FORMAT | PyBUF_STRIDES) < 0) {
-        if (export_by_name(state, object, name, array) < 0) {
-            return -1;
-        }
+    if (result == 0) {
+        result = py_array_export_dlpack(&e, array);
     }
-    else if (!parse_format(view->format != NULL ? view->format : "B", view->itemsize,
-                           &array->dtype)) {
-        raise_bad_dtype(object, name, view->format);
-        goto refuse;
+    if (result == 0) {
+        result = py_array_export_interface(&e, array);
     }
+    if (result == 0) {
+        result = raise_no_array(&e);
+    }
+    return result > 0 ? 0 : -1;
+}
 
-    if (writable && view->readonly) {
-        PyErr_Format(PyExc_ValueError, "%s must be writable, got a read-only %.200s",
-                     name, Py_TYPE(object)->tp_name);
-        goto refuse;
+static void
+release(py_array *array, py_array_holder holder)
+{
+    switch (holder) {
+    case PY_ARRAY_NONE:
+        break;
+    case PY_ARRAY_BUFFER:
+        PyBuffer_Release(&array->hold.view);
+        break;
+    case PY_ARRAY_OBJECT:
+        Py_DECREF(array->hold.object);
+        break;
+    case PY_ARRAY_MANAGED:
+    case PY_ARRAY_VERSIONED:
+        py_array_free_managed(holder, array->hold.managed);
+        break;
     }
-    if (!PyBuffer_IsContiguous(view, 'C')) {
-        raise_not_contiguous(view, name);
-        goto refuse;
-    }
-    array->count = (size_t)view->len / dm_dtype_size(array->dtype);
-    array->exported = true;
-    return 0;
-
-refuse:
-    PyBuffer_Release(view);
-    return -1;
 }
 
 void
 py_array_release(py_array *array)
 {
-    if (array->exported) {
-        array->exported = false; /* first: the exporter's code may come back here */
-        PyBuffer_Release(&array->view);
+    py_array_holder holder = array->holder;
+    if (holder == PY_ARRAY_NONE) {
+        return;
     }
+    array->holder = PY_ARRAY_NONE; /* first: the exporter's code may come back here */
+    if (PyErr_Occurred() == NULL) {
+        release(array, holder);
+        return;
+    }
+    PyObject *type = NULL;
+    PyObject *value = NULL;
+    PyObject *traceback = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    release(array, holder);
+    PyErr_Restore(type, value, traceback);
+}
+
+/* --- overlap ------------------------------------------------------------------------- */
+
+bool
+py_array_overlaps(const py_array *a, const py_array *b)
+{
+    uintptr_t x = (uintptr_t)a->data;
+    uintptr_t y = (uintptr_t)b->data;
+    return a->bytes != 0 && b->bytes != 0 && x < y + b->bytes && y < x + a->bytes;
+}
+
+int
+py_array_check_apart(const py_array *a, const char *a_name, const py_array *b,
+                     const char *b_name)
+{
+    if (py_array_overlaps(a, b)) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "%s and %s must not overlap: %s is %zu bytes at %p, %s is %zu bytes "
+            "at %p",
+            a_name, b_name, a_name, a->bytes, a->data, b_name, b->bytes, b->data);
+        return -1;
+    }
+    return 0;
 }

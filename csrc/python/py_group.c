@@ -120,8 +120,8 @@ call_begin(call *c, PyObject *op, PyTypeObject *defining_class, dm_op_kind kind,
     c->pending = NULL;
     c->arrays = c->own;
     for (int i = 0; i < PY_WORK_ARRAYS; i++) {
-        c->own[i].exported = false;
-        c->own[i].view.len = 0;
+        c->own[i].holder = PY_ARRAY_NONE;
+        c->own[i].bytes = 0;
     }
     if (async_op != Py_False) {
         int wanted = PyObject_IsTrue(async_op);
@@ -156,8 +156,7 @@ call_cancel(call *c)
 static bool
 keeps_gil(const call *c)
 {
-    return dm_group_is_local(c->group) &&
-           (size_t)c->arrays[0].view.len < KEEP_GIL_BYTES;
+    return dm_group_is_local(c->group) && c->arrays[0].bytes < KEEP_GIL_BYTES;
 }
 
 static PyObject *
@@ -213,7 +212,9 @@ call_perform(call *c)
 static int
 call_export(call *c, int i, PyObject *object, const char *name, bool writable)
 {
-    return py_array_export(c->state, object, name, writable, &c->arrays[i]);
+    int flags =
+        (writable ? PY_ARRAY_WRITABLE : 0) | (c->pending != NULL ? PY_ARRAY_ASYNC : 0);
+    return py_array_export(c->state, object, name, flags, &c->arrays[i]);
 }
 
 /* The factor of a ReduceOp.premul_sum. 0 or -1. */
@@ -322,6 +323,19 @@ check_times_size(const py_array *large, const char *large_name, const py_array *
     return 0;
 }
 
+/* `piece` may be this rank's very piece of `whole`, in place, and must be apart else. */
+static int
+check_in_place(const call *c, const py_array *whole, const char *whole_name,
+               const py_array *piece, const char *piece_name)
+{
+    const char *own = whole->data;
+    own += piece->bytes * (size_t)dm_group_rank(c->group);
+    if (piece->data == own) {
+        return 0;
+    }
+    return py_array_check_apart(whole, whole_name, piece, piece_name);
+}
+
 /* --- operations -------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(
@@ -374,7 +388,7 @@ group_all_reduce(OPERATION_ARGS)
         return call_cancel(&c);
     }
     c.op.dtype = c.arrays[0].dtype;
-    c.op.output = c.arrays[0].view.buf;
+    c.op.output = c.arrays[0].data;
     c.op.count = c.arrays[0].count;
     return call_perform(&c);
 }
@@ -418,7 +432,7 @@ group_broadcast(OPERATION_ARGS)
     }
     c.op.root = root;
     c.op.dtype = c.arrays[0].dtype;
-    c.op.output = c.arrays[0].view.buf;
+    c.op.output = c.arrays[0].data;
     c.op.count = c.arrays[0].count;
     return call_perform(&c);
 }
@@ -432,7 +446,8 @@ PyDoc_STRVAR(
     "\n"
     "Args:\n"
     "    output: writable, C-contiguous, size() times as many elements as input.\n"
-    "    input: C-contiguous; same size and dtype on every member.\n"
+    "    input: C-contiguous; same size and dtype on every member. May be this rank's\n"
+    "        piece of output, in place.\n"
     "    async_op: return a Work at once instead of waiting.\n"
     "\n"
     "Returns:\n"
@@ -450,7 +465,7 @@ PyDoc_STRVAR(
     "result.\n"
     "\n"
     "Args:\n"
-    "    output: writable, C-contiguous.\n"
+    "    output: writable, C-contiguous. May be this rank's piece of input, in place.\n"
     "    input: C-contiguous, size() times as many elements as output.\n"
     "    op: a ReduceOp or its name.\n"
     "    async_op: return a Work at once instead of waiting.\n"
@@ -490,8 +505,8 @@ export_pair(call *c, PyObject *output, PyObject *input)
         return -1;
     }
     c->op.dtype = c->arrays[0].dtype;
-    c->op.output = c->arrays[0].view.buf;
-    c->op.input = c->arrays[1].view.buf;
+    c->op.output = c->arrays[0].data;
+    c->op.input = c->arrays[1].data;
     return 0;
 }
 
@@ -508,7 +523,8 @@ group_all_gather_into_tensor(OPERATION_ARGS)
     }
     if (export_pair(&c, values[0], values[1]) < 0 ||
         check_times_size(&c.arrays[0], "output", &c.arrays[1], "input",
-                         dm_group_size(c.group)) < 0) {
+                         dm_group_size(c.group)) < 0 ||
+        check_in_place(&c, &c.arrays[0], "output", &c.arrays[1], "input") < 0) {
         return call_cancel(&c);
     }
     c.op.count = c.arrays[1].count;
@@ -531,7 +547,8 @@ group_reduce_scatter_tensor(OPERATION_ARGS)
     if (parse_reduce(c.state, values[2], &c.op) < 0 ||
         export_pair(&c, values[0], values[1]) < 0 ||
         check_times_size(&c.arrays[1], "input", &c.arrays[0], "output",
-                         dm_group_size(c.group)) < 0) {
+                         dm_group_size(c.group)) < 0 ||
+        check_in_place(&c, &c.arrays[1], "input", &c.arrays[0], "output") < 0) {
         return call_cancel(&c);
     }
     c.op.count = c.arrays[0].count;
@@ -572,7 +589,9 @@ group_all_to_all_single(OPERATION_ARGS)
     }
     int32_t size = dm_group_size(c.group);
     if (export_pair(&c, values[0], values[1]) < 0 ||
-        check_pieces(&c.arrays[0], &c.arrays[1], size) < 0) {
+        check_pieces(&c.arrays[0], &c.arrays[1], size) < 0 ||
+        (size > 1 &&
+         py_array_check_apart(&c.arrays[0], "output", &c.arrays[1], "input") < 0)) {
         return call_cancel(&c);
     }
     c.op.count = c.arrays[1].count / (size_t)size;
@@ -625,7 +644,7 @@ group_send(OPERATION_ARGS)
     c.op.root = dst;
     c.op.tag = tag;
     c.op.dtype = c.arrays[0].dtype;
-    c.op.input = c.arrays[0].view.buf;
+    c.op.input = c.arrays[0].data;
     c.op.count = c.arrays[0].count;
     return call_perform(&c);
 }
@@ -669,7 +688,7 @@ group_recv(OPERATION_ARGS)
     c.op.root = src;
     c.op.tag = tag;
     c.op.dtype = c.arrays[0].dtype;
-    c.op.output = c.arrays[0].view.buf;
+    c.op.output = c.arrays[0].data;
     c.op.count = c.arrays[0].count;
     c.op.source = &source;
     PyObject *none = call_perform(&c);

@@ -46,13 +46,21 @@
 #define PY_STATE_NAMES(X)                                                              \
     X(name_array_interface, "__array_interface__")                                     \
     X(name_backend, "backend")                                                         \
+    X(name_cuda_array_interface, "__cuda_array_interface__")                           \
+    X(name_detach, "detach")                                                           \
     X(name_dlpack, "__dlpack__")                                                       \
+    X(name_dlpack_device, "__dlpack_device__")                                         \
+    X(name_dlpack_exchange, "__dlpack_c_exchange_api__")                               \
     X(name_dtype, "dtype")                                                             \
     X(name_factor, "factor")                                                           \
     X(name_index, "index")                                                             \
+    X(name_is_conj, "is_conj")                                                         \
+    X(name_is_neg, "is_neg")                                                           \
+    X(name_max_version, "max_version")                                                 \
     X(name_mesh_dim, "mesh_dim")                                                       \
     X(name_name, "name")                                                               \
     X(name_numpy, "numpy")                                                             \
+    X(name_requires_grad, "requires_grad")                                             \
     X(name_private_timeout, "_timeout")                                                \
     X(name_timeout, "timeout")                                                         \
     X(name_tolist, "tolist")                                                           \

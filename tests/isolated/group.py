@@ -47,7 +47,7 @@ def operations():
         group.send(array, 1)
     group.all_gather_into_tensor(pieces, small)
     group.reduce_scatter_tensor(small, pieces, op="max")
-    group.all_to_all_single(pieces, pieces)
+    group.all_to_all_single(pieces, np.ones(32, "f4"))
     group.barrier()
 
 

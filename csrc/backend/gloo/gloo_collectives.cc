@@ -200,11 +200,11 @@ struct Pieces {
     }
 };
 
-/* Every piece goes straight to its owner, who adds them up in the order of ranks. */
+/* Every piece goes straight to its owner, who adds them up in the order of ranks, with
+ * one rounding. `mine` may be the own piece of the input. */
 void
 scatter_direct(const Run &run, const Pieces &pieces, const char *input, char *mine)
 {
-    dm_reduce_fn fn = kernel(run.op);
     const size_t bytes = pieces.bytes(run.rank);
     std::vector<char> scratch(bytes * static_cast<size_t>(run.size - 1));
     Buffer in(run.transport(), bytes_of(input), pieces.count * pieces.width);
@@ -229,23 +229,20 @@ scatter_direct(const Run &run, const Pieces &pieces, const char *input, char *mi
         }
     }
 
+    std::vector<const void *> inputs;
     const char *next = scratch.data();
-    const char *left = nullptr;
-    for (int peer = 0; peer < run.size && bytes > 0; peer++) {
-        const char *part = next;
+    for (int peer = 0; peer < run.size; peer++) {
         if (peer == run.rank) {
-            part = input + pieces.offset(run.rank);
+            inputs.push_back(input + pieces.offset(run.rank));
         }
         else {
+            inputs.push_back(next);
             next += bytes;
         }
-        if (left == nullptr) {
-            left = part;
-            continue;
-        }
-        fn(mine, left, part, bytes / pieces.width);
-        left = mine;
     }
+    /* The division of an average comes later, where the whole operation ends. */
+    dm_reduce_many(mine, inputs.data(), run.size, bytes / pieces.width, run.op.dtype,
+                   run.op.reduce, 1);
     for (int step = 1; step < run.size; step++) {
         if (pieces.bytes((run.rank + step) % run.size) > 0) {
             in.waitSend();
