@@ -206,8 +206,7 @@ def _serve(host, port):
     except OSError as error:
         raise type(error)(
             error.errno,
-            f"rank 0 cannot serve the store at {host}:{port} (MASTER_ADDR, MASTER_PORT): "
-            f"{error.strerror}",
+            f"{error.strerror} (rank 0 serves the store at MASTER_ADDR={host}, MASTER_PORT={port})",
         ) from error
 
 
