@@ -1,10 +1,9 @@
 """The store that whoever starts the ranks serves for them."""
 
 import contextlib
-import socket
 from collections.abc import Iterator
 
-LOOPBACK = "127.0.0.1"
+from devicemesh import StoreServer
 
 
 @contextlib.contextmanager
@@ -13,15 +12,5 @@ def serve_store() -> Iterator[tuple[str, int]]:
 
     The port is bound before anybody hears of it, so no other process can take it.
     """
-    try:
-        from devicemesh import StoreServer
-    except ImportError:
-        with socket.create_server((LOOPBACK, 0)) as listener:
-            yield LOOPBACK, listener.getsockname()[1]
-        return
-
-    server = StoreServer(LOOPBACK, 0)
-    try:
-        yield LOOPBACK, server.port
-    finally:
-        server.close()
+    with StoreServer("127.0.0.1", 0) as server:
+        yield server.host, server.port

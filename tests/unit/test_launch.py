@@ -458,3 +458,17 @@ def test_killed_launcher_leaves_no_rank(start, script):
     process.kill()
     for pid in pids:
         wait_until(lambda pid=pid: is_gone(pid), f"end of rank with pid {pid}")
+
+
+def test_ranks_meet_in_the_launchers_store(run, script):
+    path = script(
+        """
+        import devicemesh
+        with devicemesh.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])) as s:
+            s.set(f"from {rank}", str(rank))
+            print(s.get(f"from {1 - rank}").decode())
+        """
+    )
+    code, out, err = run("run", "-n", "2", path)
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == ["[0] 1", "[1] 0"]
