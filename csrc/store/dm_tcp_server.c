@@ -97,7 +97,11 @@ drop(dm_store_server *server, connection *self)
         return;
     }
     self->is_closed = true;
-    close(self->fd); /* which takes it out of epoll as well */
+    /* A forked child may hold the socket too: then close() alone neither takes it out of
+     * epoll, which would go on naming this connection, nor tells the client. */
+    (void)epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, self->fd, NULL);
+    shutdown(self->fd, SHUT_RDWR);
+    close(self->fd);
     dm_session_fini(&self->session);
     dm_wire_buffer_fini(&self->in);
     if (server->first_young == self) {
