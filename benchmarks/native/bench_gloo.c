@@ -8,17 +8,20 @@
  * With `batch`, gloo's loop thread is scheduled as the bridge's is: then the difference
  * is the cost of the wrapping alone.
  */
-#include "folder_store.h"
+#include "dm_test.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "backend/dm_backend.h"
 #include "backend/reduce/dm_reduce.h"
+#include "base/dm_clock.h"
 #include "raw_gloo.h"
+#include "store/dm_store.h"
 
 enum { MAX_RANKS = 64, MAX_BATCHES = 2000 };
 
@@ -157,9 +160,13 @@ measure(bench *b, kind k, size_t n, double seconds)
 }
 
 static void
-rank_main(bench *b, const char *folder, double seconds, bool batch_scheduled)
+rank_main(bench *b, uint16_t port, const char *folder, double seconds,
+          bool batch_scheduled)
 {
-    dm_store *store = folder_new(folder);
+    dm_wait wait = DM_WAIT_FOREVER;
+    dm_error err = DM_ERROR_INIT;
+    dm_store *store;
+    CHECK_OK(dm_store_tcp_new("127.0.0.1", port, NULL, &wait, &store, &err));
     int32_t ranks[MAX_RANKS];
     for (int i = 0; i < b->size; i++) {
         ranks[i] = i;
@@ -170,8 +177,6 @@ rank_main(bench *b, const char *folder, double seconds, bool batch_scheduled)
                              .name = "bench",
                              .store = store,
                              .timeout_ns = -1};
-    dm_wait wait = DM_WAIT_FOREVER;
-    dm_error err = DM_ERROR_INIT;
     CHECK_OK(b->backend->comm_new(&config, &b->comm, &err));
     int64_t start = dm_clock_now();
     CHECK_OK(b->backend->comm_connect(b->comm, &wait, &err));
@@ -198,6 +203,19 @@ rank_main(bench *b, const char *folder, double seconds, bool batch_scheduled)
     }
 }
 
+static void
+remove_folder(const char *folder)
+{
+    DIR *entries = opendir(folder);
+    for (struct dirent *e; entries != NULL && (e = readdir(entries)) != NULL;) {
+        char path[512];
+        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
+        unlink(path);
+    }
+    closedir(entries);
+    rmdir(folder);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -214,13 +232,17 @@ main(int argc, char **argv)
     CHECK(entry != NULL);
     b.backend = entry(DM_BACKEND_ABI);
 
+    dm_store_server_config config = {.host = "127.0.0.1", .listen_fd = -1};
+    dm_store_server *server;
+    dm_error err = DM_ERROR_INIT;
+    CHECK_OK(dm_store_server_start(&config, &server, &err));
     char folder[] = "/tmp/bench-gloo-XXXXXX";
     CHECK(mkdtemp(folder) != NULL);
     pid_t pids[MAX_RANKS];
     for (b.rank = 0; b.rank < b.size; b.rank++) {
         pids[b.rank] = fork();
         if (pids[b.rank] == 0) {
-            rank_main(&b, folder, seconds, argc > 4);
+            rank_main(&b, dm_store_server_port(server), folder, seconds, argc > 4);
             /* Together: gloo alone complains about a peer that leaves early. */
             run_ours(&b, BARRIER, 0);
             _exit(0);
@@ -232,6 +254,7 @@ main(int argc, char **argv)
         waitpid(pids[i], &status, 0);
         failed |= status != 0;
     }
-    folder_remove(folder);
+    dm_store_server_stop(server);
+    remove_folder(folder);
     return failed;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "backend/gloo/dm_gloo_report.h"
 #include "base/dm_alloc.h"
 #include "store/dm_store.h"
 
@@ -131,7 +132,8 @@ read_blob(const dm_gloo_meeting *m, const struct head *head, int32_t peer,
 
 /* Rewrites a time-out's text: which ranks are missing. */
 static void
-name_missing(const dm_gloo_meeting *m, const char *const *keys, dm_error *err)
+name_missing(const dm_gloo_meeting *m, const char *const *keys, int64_t started,
+             dm_error *err)
 {
     if (err == NULL) {
         return;
@@ -164,9 +166,10 @@ name_missing(const dm_gloo_meeting *m, const char *const *keys, dm_error *err)
     if (missing > (size_t)named) {
         snprintf(more, sizeof(more), " and %zu more", missing - (size_t)named);
     }
+    double seconds = (double)(dm_clock_now() - started) / (double)DM_NS_PER_S;
     dm_error_set(err, err->status,
-                 "timed out waiting for rank%s %s%s to join the group",
-                 missing > 1 ? "s" : "", text, more);
+                 "timed out after %.1f s waiting for rank%s %s%s to join the group",
+                 seconds, missing > 1 ? "s" : "", text, more);
 }
 
 /* Keys of all peers in one allocation: pointers first, texts behind. */
@@ -186,11 +189,22 @@ make_keys(const dm_gloo_meeting *m)
     return keys;
 }
 
+/* Until all peers have published, or one has left word that it will not. */
+static dm_status
+wait_for_peers(const dm_gloo_meeting *m, const char *const *keys, const dm_wait *wait,
+               dm_error *err)
+{
+    char text[DM_STORE_KEY_MAX];
+    const char *broken = dm_gloo_broken_key(m->name, text, sizeof(text));
+    return dm_store_wait_unless(m->store, keys, m->peer_count, &broken, 1, wait, err);
+}
+
 dm_status
 dm_gloo_meet(const dm_gloo_meeting *meeting, const void *mine, void *theirs,
              const dm_wait *wait, dm_error *err)
 {
     const dm_gloo_meeting *m = meeting;
+    const int64_t started = dm_clock_now();
     struct head head = {
         .magic = MAGIC,
         .address_size = (uint32_t)m->address_size,
@@ -209,9 +223,12 @@ dm_gloo_meet(const dm_gloo_meeting *meeting, const void *mine, void *theirs,
         dm_error_set_no_memory(err, "a group's addresses");
         goto free_all;
     }
-    status = dm_store_multi_get(m->store, keys, m->peer_count, wait, blobs, err);
+    status = wait_for_peers(m, keys, wait, err);
+    if (status == DM_OK) {
+        status = dm_store_multi_get(m->store, keys, m->peer_count, wait, blobs, err);
+    }
     if (status == DM_ERR_TIMEOUT) {
-        name_missing(m, keys, err);
+        name_missing(m, keys, started, err);
     }
     if (status != DM_OK) {
         goto free_all;

@@ -30,7 +30,8 @@ typedef struct dm_gloo_meeting {
 
 /* Publishes `mine` (peer_count addresses, the i-th for peers[i]) and fills `theirs`
  * (the i-th is where peers[i] waits for me). Blocks until all peers have published.
- * DM_ERR_TIMEOUT names the global ranks that have not; DM_ERR_CONNECTION when a
+ * DM_ERR_TIMEOUT names the global ranks that have not; DM_ERR_PEER when a member has
+ * left its last words (dm_gloo_report.h) instead; DM_ERR_CONNECTION when a
  * peer's address cannot be reached from here (loopback across hosts);
  * DM_ERR_PROTOCOL when a peer runs something else. */
 dm_status

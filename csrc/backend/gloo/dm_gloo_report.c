@@ -48,11 +48,18 @@ dm_gloo_report_get(dm_store *store, const char *name, int32_t rank,
     return whole;
 }
 
+const char *
+dm_gloo_broken_key(const char *name, char *text, size_t size)
+{
+    snprintf(text, size, "%s/broken", name);
+    return text;
+}
+
 dm_gloo_cause
 dm_gloo_last_words(dm_store *store, const char *name, const dm_gloo_cause *cause)
 {
     char key[KEY_SIZE];
-    snprintf(key, sizeof(key), "%s/broken", name);
+    dm_gloo_broken_key(name, key, sizeof(key));
     dm_wait wait = briefly();
     dm_bytes value = {NULL, 0};
     dm_gloo_cause found = {DM_OK, {0}};

@@ -14,6 +14,7 @@
 #define DM_GLOO_REPORT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/dm_clock.h"
@@ -50,6 +51,10 @@ typedef struct dm_gloo_cause {
     dm_status status; /* DM_OK: the store did not answer */
     char text[512];
 } dm_gloo_cause;
+
+/* The key that says so. Returns `text`. */
+const char *
+dm_gloo_broken_key(const char *name, char *text, size_t size);
 
 /* Leaves `cause` unless there is one, and returns what stands in the store. */
 dm_gloo_cause

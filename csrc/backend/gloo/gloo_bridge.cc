@@ -45,11 +45,17 @@ struct dm_comm {
 
 namespace {
 
-/* Everything from here on means that the group is of no more use. */
+/* Which failures of a call leave the group of no more use. */
 bool
-breaks(dm_status status)
+run_breaks(dm_status status) noexcept
 {
     return status <= DM_ERR_TIMEOUT;
+}
+
+bool
+connect_breaks(dm_status status) noexcept
+{
+    return status != DM_OK;
 }
 
 /* Leaves word why the group broke, for the ranks that will only see a connection
@@ -122,7 +128,8 @@ class PipesQuiet {
 /* One call into gloo: begins, runs the body, and cleans up behind a failure. */
 template <typename Body>
 dm_status
-call(dm_comm *comm, const dm_wait *wait, dm_error *err, Body &&body) noexcept
+call(dm_comm *comm, const dm_wait *wait, dm_error *err, bool (*breaks)(dm_status),
+     Body &&body) noexcept
 {
     PipesQuiet quiet;
     dm_error own = DM_ERROR_INIT;
@@ -169,13 +176,13 @@ comm_connect(dm_comm *comm, const dm_wait *wait, dm_error *err)
     if (comm->size == 1) {
         return DM_OK;
     }
-    return call(comm, wait, err, [&] { comm->links.open(*wait); });
+    return call(comm, wait, err, connect_breaks, [&] { comm->links.open(*wait); });
 }
 
 dm_status
 comm_run(dm_comm *comm, const dm_op *op, const dm_wait *wait, dm_error *err)
 {
-    return call(comm, wait, err, [&] {
+    return call(comm, wait, err, run_breaks, [&] {
         if (comm->size == 1) {
             dm_gloo::run_alone(*op);
             return;
