@@ -22,6 +22,7 @@ struct dm_queue {
     bool started;  /* there is a thread that nobody has joined or detached */
     bool joining;  /* somebody is joining it */
     bool stopping; /* no further jobs */
+    bool left;     /* the thread does not touch the queue any more */
     bool orphan;   /* the thread frees the queue */
     char name[16];
 };
@@ -55,6 +56,7 @@ work(void *arg)
         job->run(job);
         pthread_mutex_lock(&queue->lock);
     }
+    queue->left = true;
     bool orphan = queue->orphan;
     pthread_mutex_unlock(&queue->lock);
     if (orphan) {
@@ -167,7 +169,7 @@ dm_queue_free(dm_queue *queue, bool forked)
     }
     pthread_mutex_lock(&queue->lock);
     assert(queue->head == NULL);
-    bool running = queue->started;
+    bool running = queue->started && !queue->left;
     if (running) {
         queue->stopping = true;
         queue->orphan = true;
@@ -175,7 +177,11 @@ dm_queue_free(dm_queue *queue, bool forked)
         pthread_cond_signal(&queue->arrived);
     }
     pthread_mutex_unlock(&queue->lock);
-    if (!running) {
-        destroy(queue);
+    if (running) {
+        return;
     }
+    if (queue->started) {
+        pthread_join(queue->thread, NULL); /* it is about to return, if it has not */
+    }
+    destroy(queue);
 }

@@ -5,6 +5,7 @@
  */
 #include "dm_test.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -736,6 +737,35 @@ dropping_everything_while_a_work_runs(void)
     EVENTUALLY(done_calls == 2 && lab.comms == 0);
 }
 
+static int
+count_threads(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks != NULL);
+    int n = 0;
+    while (readdir(tasks) != NULL) {
+        n++;
+    }
+    closedir(tasks);
+    return n;
+}
+
+static void
+dropping_a_group_whose_thread_has_gone(void)
+{
+    lab_reset();
+    dm_error err = DM_ERROR_INIT;
+    dm_world *world = world_of_two();
+    dm_group *group = new_group(world, "x");
+    int threads = count_threads();
+    dm_work *work = submit(group, 0);
+    CHECK_OK(dm_work_wait(work, &forever, &err));
+    dm_work_release(work);
+    dm_group_abort(group);
+    EVENTUALLY(count_threads() == threads);
+    drop(world, group);
+}
+
 static void
 closing_the_world_ends_all_groups(void)
 {
@@ -922,6 +952,7 @@ TEST_MAIN(TEST(world_refuses_bad_arguments), TEST(members_agree),
           TEST(abort_ends_a_run_on_another_thread), TEST(close_from_inside_a_run),
           TEST(giving_up_the_turn_breaks_the_group),
           TEST(dropping_everything_while_a_work_runs),
+          TEST(dropping_a_group_whose_thread_has_gone),
           TEST(closing_the_world_ends_all_groups), TEST(a_forked_child_refuses),
           TEST(the_same_list_is_the_same_group), TEST(threads_share_the_cache),
           TEST(out_of_memory_is_an_error))
