@@ -104,16 +104,33 @@ reuse_key(py_mesh *self, PyObject *request)
     return Py_BuildValue("(NO)", PyLong_FromVoidPtr(self->native->world), request);
 }
 
-/* reuse_groups=True: an equal mesh's groups, if it was made the same way. Returns 1
- * when found, 0 when this one is the first, -1 on error. */
+/* Roots of worlds that were closed will not be asked for again. */
 static int
-join_reused(py_state *state, py_mesh *self, PyObject *request)
+sweep_reused(PyObject *table)
+{
+    PyObject *items = PyDict_Items(table);
+    int result = items == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; result == 0 && i < PyList_GET_SIZE(items); i++) {
+        PyObject *item = PyList_GET_ITEM(items, i);
+        py_mesh_root *root = (py_mesh_root *)PyTuple_GET_ITEM(item, 1);
+        if (dm_world_is_closed(root->world)) {
+            result = PyDict_DelItem(table, PyTuple_GET_ITEM(item, 0));
+        }
+    }
+    Py_XDECREF(items);
+    return result;
+}
+
+/* reuse_groups=True: takes over the native half of an equal mesh that was made so too,
+ * or becomes the one that others find. */
+static int
+open_reused(py_state *state, py_mesh *self, PyObject *request)
 {
     if (state->reused_roots == NULL) {
         state->reused_roots = PyDict_New();
-        if (state->reused_roots == NULL) {
-            return -1;
-        }
+    }
+    if (state->reused_roots == NULL || sweep_reused(state->reused_roots) < 0) {
+        return -1;
     }
     PyObject *key = reuse_key(self, request);
     if (key == NULL) {
@@ -122,19 +139,14 @@ join_reused(py_state *state, py_mesh *self, PyObject *request)
     int result = -1;
     PyObject *found = PyDict_GetItemWithError(state->reused_roots, key);
     if (found != NULL) {
-        py_mesh_root *other = (py_mesh_root *)Py_NewRef(found);
-        if (dm_world_is_closed(other->world) || other->sharers < 0) {
-            found = NULL;
-            Py_DECREF(other);
-        }
-        else {
-            self->native->sharers--;
-            Py_SETREF(self->native, other);
-            self->native->sharers++;
-            result = 1;
-        }
+        self->native->sharers--;
+        Py_SETREF(self->native, (py_mesh_root *)Py_NewRef(found));
+        self->native->sharers++;
     }
-    if (found == NULL && !PyErr_Occurred()) {
+    if (!PyErr_Occurred()) {
+        result = py_mesh_root_open(state, self->native, request);
+    }
+    if (result == 0 && found == NULL) {
         result = PyDict_SetItem(state->reused_roots, key, (PyObject *)self->native);
     }
     Py_DECREF(key);
@@ -149,12 +161,10 @@ open_groups(py_state *state, py_mesh *self, int reuse)
     if (request == NULL) {
         return -1;
     }
-    int result = reuse ? join_reused(state, self, request) : 0;
-    if (result == 0) {
-        result = py_mesh_root_open(state, self->native, request);
-    }
+    int result = reuse ? open_reused(state, self, request)
+                       : py_mesh_root_open(state, self->native, request);
     Py_DECREF(request);
-    return result < 0 ? -1 : 0;
+    return result;
 }
 
 /* Takes over `layout` and `ranks`. */
