@@ -73,6 +73,7 @@ core = Extension(
         "csrc/backend/*.c",
         "csrc/backend/reduce/*.c",
         "csrc/backend/fake/*.c",
+        "csrc/backend/shm/*.c",
         "csrc/group/*.c",
         "csrc/python/*.c",
     ),
