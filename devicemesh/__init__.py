@@ -25,6 +25,8 @@ from devicemesh.options import GlooOptions, Options
 from devicemesh.reduce_op import ReduceOp
 from devicemesh.simulation import simulate
 
+__version__ = "0.1.0"
+
 __all__ = [
     "ClosedError",
     "DeviceMesh",
@@ -46,6 +48,7 @@ __all__ = [
     "TCPStore",
     "Work",
     "World",
+    "__version__",
     "_core",
     "close_world",
     "default_world",

@@ -138,6 +138,18 @@ ranks_text(const dm_ranks *ranks)
     return text;
 }
 
+/* What a request shows of a spec's entry: a time-out in seconds, the rest as it is. */
+static PyObject *
+shown_entry(PyObject *entry)
+{
+    if (!PyLong_Check(entry)) {
+        return Py_NewRef(entry);
+    }
+    long long ns = PyLong_AsLongLong(entry);
+    return ns < 0 ? PyUnicode_FromString("never")
+                  : PyFloat_FromDouble((double)ns / 1e9);
+}
+
 /* Appends ", <label> [..]" with entry `index` of each spec, unless all are None. Takes
  * over `text`. */
 static PyObject *
@@ -150,8 +162,12 @@ append_specs(PyObject *text, py_mesh *self, int index, const char *label)
     }
     for (int d = 0; d < self->ndim; d++) {
         PyObject *entry = PyTuple_GET_ITEM(PyTuple_GET_ITEM(self->specs, d), index);
+        PyObject *shown = shown_entry(entry);
+        if (shown == NULL) {
+            goto error;
+        }
         any = any || entry != Py_None;
-        PyList_SET_ITEM(list, d, Py_NewRef(entry));
+        PyList_SET_ITEM(list, d, shown);
     }
     if (any) {
         Py_SETREF(text, PyUnicode_FromFormat("%U, %s %R", text, label, list));
@@ -180,5 +196,5 @@ py_mesh_request(py_mesh *self)
                                    ranks);
     Py_DECREF(ranks);
     text = append_specs(text, self, 0, "backends");
-    return append_specs(text, self, 2, "time-outs in ns");
+    return append_specs(text, self, 2, "time-outs in seconds");
 }

@@ -121,6 +121,15 @@ def test_other_backend_is_a_mismatch(rank, world_size):
         init_device_mesh("cpu", (2,), backend_override=override).get_group().barrier()
 
 
+@pytest.mark.ranks(2)
+def test_other_timeout_is_a_mismatch(rank, world_size):
+    timeout = {0: 5} if rank == 1 else None
+    with pytest.raises(
+        MismatchError, match=r"rank 1 for cpu mesh \(2,\), time-outs in seconds \[5"
+    ):
+        init_device_mesh("cpu", (2,), timeout=timeout).get_group().barrier()
+
+
 @pytest.mark.ranks(4)
 def test_close_leaves_other_roots_alone(rank, world_size):
     one = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))

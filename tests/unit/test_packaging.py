@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,8 @@ def test_source_distribution_is_complete(tmp_path):
                 wanted.add(str(path.relative_to(ROOT)))
     assert wanted - names == set()
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc"))]
+
+
+def test_version_is_that_of_the_distribution():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert devicemesh.__version__ == project["version"]
