@@ -379,6 +379,15 @@ all_to_all_and_gathers(rank *r)
         run(r, op);
         check_sums(mine, n, (size_t)r->rank * n, r->size, 1.0f / (float)size);
 
+        /* In place: the output is my part of the input. */
+        float *both = array(n * size, r->rank);
+        op.input = both;
+        op.output = both + (size_t)r->rank * n;
+        op.reduce = DM_SUM;
+        run(r, op);
+        check_sums(both + (size_t)r->rank * n, n, (size_t)r->rank * n, r->size, 1);
+        dm_free(both);
+
         op = (dm_op){.kind = DM_OP_ALL_TO_ALL,
                      .dtype = DM_FLOAT32,
                      .input = sent,
