@@ -4,6 +4,7 @@ from devicemesh import _core
 from devicemesh._core import (
     ClosedError,
     DeviceMeshError,
+    FileStore,
     GroupTimeoutError,
     HashStore,
     LibraryError,
@@ -31,6 +32,7 @@ __all__ = [
     "ClosedError",
     "DeviceMesh",
     "DeviceMeshError",
+    "FileStore",
     "GlooOptions",
     "GroupTimeoutError",
     "HashStore",

@@ -655,19 +655,24 @@ static const dm_store_ops all_ops = {
 
 /* The object has a method of that name that is not Store's own. */
 static bool
-has_method(const py_state *state, PyObject *object, const char *name)
+has_method(const py_state *state, PyObject *object, const char *text)
 {
-    PyObject *method = PyObject_GetAttrString((PyObject *)Py_TYPE(object), name);
-    PyObject *inherited =
-        method == NULL ? NULL
-                       : PyObject_GetAttrString((PyObject *)state->store_type, name);
-    if (method == NULL) {
+    /* Interned: the interpreter's cache of attributes keeps the names it is asked for. */
+    PyObject *name = PyUnicode_InternFromString(text);
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    PyObject *method = name != NULL ? PyObject_GetAttr(type, name) : NULL;
+    PyObject *inherited = NULL;
+    if (method != NULL) {
+        inherited = PyObject_GetAttr((PyObject *)state->store_type, name);
+    }
+    else if (name != NULL) {
         /* An instance may have it all the same (a mock, a module). */
         PyErr_Clear();
-        method = PyObject_GetAttrString(object, name);
+        method = PyObject_GetAttr(object, name);
     }
     bool has = method != NULL && method != inherited && PyCallable_Check(method);
     PyErr_Clear();
+    Py_XDECREF(name);
     Py_XDECREF(method);
     Py_XDECREF(inherited);
     return has;

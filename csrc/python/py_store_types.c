@@ -1,4 +1,5 @@
-/* TCPStore, HashStore and PrefixStore: how they are made and what they alone know. */
+/* TCPStore, FileStore, HashStore and PrefixStore: how they are made and what they alone
+ * know. */
 #include "python/py_store.h"
 
 #include <errno.h>
@@ -239,6 +240,104 @@ static PyType_Spec tcp_store_spec = {
     .slots = tcp_store_slots,
 };
 
+/* --- FileStore -------------------------------------------------------------------------- */
+
+static PyObject *
+file_store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"file_name", "world_size", NULL};
+    PyObject *path = NULL;
+    PyObject *world_size_arg = NULL;
+    int64_t world_size = -1;
+    py_state *state = py_state_of_type(type);
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O&|O:FileStore", names,
+                                     PyUnicode_FSConverter, &path, &world_size_arg)) {
+        return NULL;
+    }
+    if (world_size_arg != NULL &&
+        py_args_int(world_size_arg, "world_size", -1, INT32_MAX, &world_size) < 0) {
+        Py_DECREF(path);
+        return NULL;
+    }
+    dm_store *store = NULL;
+    dm_error err;
+    dm_status status;
+    Py_BEGIN_ALLOW_THREADS status =
+        dm_store_file_new(PyBytes_AS_STRING(path), (int32_t)world_size, &store, &err);
+    Py_END_ALLOW_THREADS Py_DECREF(path);
+    if (status != DM_OK) {
+        return py_raise(state, &err);
+    }
+    return py_store_make(type, store, NULL, PY_STORE_TIMEOUT_NS);
+}
+
+static PyObject *
+file_store_get_path(PyObject *op, void *Py_UNUSED(closure))
+{
+    py_store *self = (py_store *)op;
+    const char *path = self->store != NULL ? dm_store_file_path(self->store) : "";
+    return PyUnicode_DecodeFSDefault(path);
+}
+
+static PyObject *
+file_store_repr(PyObject *op)
+{
+    PyObject *path = file_store_get_path(op, NULL);
+    if (path == NULL) {
+        return NULL;
+    }
+    PyObject *text = PyUnicode_FromFormat("<devicemesh.FileStore %R>", path);
+    Py_DECREF(path);
+    return text;
+}
+
+static PyGetSetDef file_store_getset[] = {
+    {"path", file_store_get_path, NULL, "The file's path, as it was given.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyDoc_STRVAR(
+    file_store_doc,
+    "FileStore(file_name, world_size=-1)\n"
+    "--\n"
+    "\n"
+    "A store in a file: no server and no port, for processes of one host or of hosts\n"
+    "that share a file system with working locks.\n"
+    "\n"
+    "Args:\n"
+    "    file_name: path; made when it is not there (for this user alone). It must be\n"
+    "        fresh: what stands in it counts.\n"
+    "    world_size: if 1 or more, the file is removed once that many stores on it "
+    "have\n"
+    "        been closed.\n"
+    "\n"
+    "Raises:\n"
+    "    OSError: the file cannot be opened.\n"
+    "\n"
+    "Example:\n"
+    "    >>> import os, tempfile\n"
+    "    >>> from devicemesh import FileStore\n"
+    "    >>> with tempfile.TemporaryDirectory() as folder:\n"
+    "    ...     with FileStore(os.path.join(folder, 'store')) as store:\n"
+    "    ...         store.add('n', 1)\n"
+    "    1\n");
+
+static PyType_Slot file_store_slots[] = {
+    {Py_tp_doc, (void *)file_store_doc},
+    {Py_tp_new, file_store_new},
+    {Py_tp_repr, file_store_repr},
+    {Py_tp_getset, file_store_getset},
+    {0, NULL},
+};
+
+static PyType_Spec file_store_spec = {
+    .name = "devicemesh.FileStore",
+    .basicsize = sizeof(py_store),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = file_store_slots,
+};
+
 /* --- HashStore -------------------------------------------------------------------------- */
 
 static PyObject *
@@ -390,6 +489,8 @@ py_store_types_register(PyObject *module)
     py_state *state = py_state_of_module(module);
     PyObject *base = (PyObject *)state->store_type;
     if (py_state_add_type(module, &tcp_store_spec, base, &state->tcp_store_type) < 0 ||
+        py_state_add_type(module, &file_store_spec, base, &state->file_store_type) <
+            0 ||
         py_state_add_type(module, &hash_store_spec, base, &state->hash_store_type) <
             0 ||
         py_state_add_type(module, &prefix_store_spec, base, &state->prefix_store_type) <

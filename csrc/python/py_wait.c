@@ -43,7 +43,12 @@ py_timeout_parse(PyObject *value, const char *name, int64_t *timeout_ns)
     }
     else {
         /* A timedelta, known by its method: datetime need not be imported here. */
-        seconds_obj = PyObject_CallMethod(value, "total_seconds", NULL);
+        PyObject *method = PyUnicode_InternFromString("total_seconds");
+        if (method == NULL) {
+            return -1;
+        }
+        seconds_obj = PyObject_CallMethodNoArgs(value, method);
+        Py_DECREF(method);
         if (seconds_obj == NULL) {
             if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
                 PyErr_Format(PyExc_TypeError,

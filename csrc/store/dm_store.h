@@ -234,9 +234,16 @@ dm_store_prefix_base(dm_store *store, const char **prefix);
 dm_status
 dm_store_hash_new(dm_store **store, dm_error *);
 
-/* A store in a file that all ranks can lock (same host or a shared file system). */
+/* A store in a file that all ranks can lock (same host or a shared file system with
+ * working locks). The file is made when it is not there (mode 0600) and must be fresh:
+ * what stands in it counts. With `world_size` > 0 it is removed once that many stores
+ * on it have been closed or freed. DM_ERR_SYSTEM: cannot be opened. */
 dm_status
-dm_store_file_new(const char *path, dm_store **store, dm_error *);
+dm_store_file_new(const char *path, int32_t world_size, dm_store **store, dm_error *);
+
+/* The path of a file store, borrowed; NULL for any other kind. */
+const char *
+dm_store_file_path(const dm_store *store);
 
 /* A client of the server at host:port that speaks torch's TCPStore protocol
  * (ours or torch's). Connects before it returns; retries while the server is not

@@ -157,9 +157,9 @@ check_timeouts(dm_store *store)
     dm_wait late = {0, NULL, NULL};
     CHECK_OK(dm_store_get(store, "here", &late, &value, &err));
     dm_bytes_free(&value);
-    CHECK_ERR(dm_store_barrier(store, "b", 2, &soon, &err), DM_ERR_TIMEOUT);
+    CHECK_ERR(dm_store_barrier(store, "late", 2, &soon, &err), DM_ERR_TIMEOUT);
     CHECK_CONTAINS(err.text, "barrier");
-    CHECK_OK(dm_store_barrier(store, "b", 1, &soon, &err));
+    CHECK_OK(dm_store_barrier(store, "alone", 1, &soon, &err));
 }
 
 /* --- threads ------------------------------------------------------------------------ */
