@@ -155,41 +155,63 @@ accept_versioned(const py_export *e, py_dl_versioned *managed, py_array *array)
     return -1;
 }
 
-/* The exporter has refused: says which argument it was about, with its words as the
- * cause. Only where it raised BufferError, which is how exporters say no, or `also`. */
+/* The exception that stands, taken off, as one object. */
+static PyObject *
+take_exception(void)
+{
+    PyObject *type = NULL;
+    PyObject *value = NULL;
+    PyObject *traceback = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL) {
+        PyException_SetTraceback(value, traceback);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return value;
+}
+
+/* The first line of what an exception says (torch adds where in its sources it said so),
+ * or NULL without an exception. */
+static PyObject *
+first_line(PyObject *exception)
+{
+    PyObject *line = NULL;
+    PyObject *text = PyObject_Str(exception);
+    if (text != NULL) {
+        Py_ssize_t length = PyUnicode_GET_LENGTH(text);
+        Py_ssize_t end = PyUnicode_FindChar(text, '\n', 0, length, 1);
+        line = PyUnicode_Substring(text, 0, end < 0 ? length : end);
+        Py_DECREF(text);
+    }
+    PyErr_Clear();
+    return line;
+}
+
+/* The exporter has refused: says which argument it was about, with the exporter's
+ * exception as the cause. Only where it raised BufferError, which is how exporters say no,
+ * or `also`. Always -1. */
 static int
 raise_refused(const py_export *e, PyObject *also)
 {
+    if (PyErr_Occurred() == NULL) {
+        PyErr_SetString(PyExc_BufferError, "its exporter does not say why");
+    }
     if (!PyErr_ExceptionMatches(PyExc_BufferError) &&
         (also == NULL || !PyErr_ExceptionMatches(also))) {
         return -1;
     }
-    PyObject *type = NULL;
-    PyObject *cause = NULL;
-    PyObject *traceback = NULL;
-    PyErr_Fetch(&type, &cause, &traceback);
-    PyErr_NormalizeException(&type, &cause, &traceback);
-    if (traceback != NULL) {
-        PyException_SetTraceback(cause, traceback);
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
+    PyObject *cause = take_exception();
+    PyObject *line = first_line(cause);
+    PyErr_Format(PyExc_ValueError, "%s cannot be exported through DLPack: %V", e->name,
+                 line, "its exporter's text cannot be read");
+    Py_XDECREF(line);
 
-    /* The first line: torch adds where in its sources it said so. */
-    PyObject *text = PyObject_Str(cause);
-    const char *utf8 = text == NULL ? NULL : PyUnicode_AsUTF8(text);
-    if (utf8 == NULL) {
-        PyErr_Clear();
-        utf8 = "";
-    }
-    PyErr_Format(PyExc_ValueError, "%s cannot be exported through DLPack: %.*s",
-                 e->name, (int)strcspn(utf8, "\n"), utf8);
-    Py_XDECREF(text);
-
-    PyErr_Fetch(&type, &text, &traceback);
-    PyErr_NormalizeException(&type, &text, &traceback);
-    PyException_SetCause(text, cause); /* takes it over */
-    PyErr_Restore(type, text, traceback);
+    PyObject *error = take_exception();
+    PyException_SetCause(error, cause); /* takes the reference over */
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
     return -1;
 }
 
@@ -318,9 +340,6 @@ py_array_export_exchange(const py_export *e, py_array *array)
 
     py_dl_versioned *managed = NULL;
     if (exchange->own(e->object, &managed) != 0 || managed == NULL) {
-        if (PyErr_Occurred() == NULL) {
-            PyErr_SetString(PyExc_BufferError, "the exporter does not say why");
-        }
         return raise_refused(e, PyExc_RuntimeError);
     }
     result = accept_versioned(e, managed, array);

@@ -36,8 +36,8 @@ raise_entry(const py_export *e, const char *key, const char *wanted, PyObject *v
 
 /* --- entries -------------------------------------------------------------------------- */
 
-/* "<f4" -> float32. An extension type of numpy is "<V2" there and has its name in the
- * object's dtype. 1, or 0 for what is no type of ours, or -1. */
+/* "<f4" -> float32. An extension type of numpy is "<V2" or "<f1" there and has its name in
+ * the object's dtype. 1, or 0 for what is no type of ours, or -1. */
 static int
 parse_typestr(const py_export *e, const char *text, dm_dtype *dtype)
 {
@@ -55,18 +55,20 @@ parse_typestr(const py_export *e, const char *text, dm_dtype *dtype)
         return 0;
     }
     const char *type = text + 1;
-    if (type[0] == 'V') {
-        int found = py_array_dtype_by_name(e, dtype);
-        return found <= 0 ? found
-                          : strtoul(type + 1, NULL, 10) == dm_dtype_size(*dtype);
-    }
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+    int found = 0;
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]) && found == 0; i++) {
         if (strcmp(known[i].text, type) == 0) {
             *dtype = known[i].dtype;
-            return text[0] != '>' || dm_dtype_size(*dtype) == 1;
+            found = 1;
         }
     }
-    return 0;
+    if (found == 0 && (type[0] == 'V' || type[0] == 'f')) {
+        found = py_array_dtype_by_name(e, dtype);
+        if (found > 0 && strtoul(type + 1, NULL, 10) != dm_dtype_size(*dtype)) {
+            found = 0;
+        }
+    }
+    return found > 0 && text[0] == '>' ? dm_dtype_size(*dtype) == 1 : found;
 }
 
 /* A tuple of ints into sizes[PY_ARRAY_MAX_NDIM]; their number, or -1. */
