@@ -73,16 +73,20 @@ parse_format(const char *format, Py_ssize_t itemsize, dm_dtype *dtype)
 
 /* --- exports ----------------------------------------------------------------------- */
 
-/* Whether the object has other ways to offer what its buffer cannot. */
+/* Whether the object has another way to offer what its buffer has just refused. The
+ * exception stays. */
 static bool
 speaks_dlpack(const py_export *e)
 {
+    PyObject *type = NULL;
+    PyObject *value = NULL;
+    PyObject *traceback = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
     PyObject *method = NULL;
     int found = py_array_get(e->object, e->state->name_dlpack, &method);
     Py_XDECREF(method);
-    if (found < 0) {
-        PyErr_Clear();
-    }
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
     return found > 0;
 }
 

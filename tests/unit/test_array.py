@@ -3,6 +3,7 @@
 import array
 import ctypes
 import mmap
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -123,6 +124,78 @@ def test_sizes_that_do_not_fit(pair, method, output, input, text):
 def test_dtypes_that_do_not_fit(group, method):
     with pytest.raises(ValueError, match="same dtype: output is float32, input is float64"):
         getattr(group, method)(np.zeros(2, "f4"), np.zeros(2))
+
+
+def test_input_and_output_apart(pair):
+    """Other than in place: as NCCL and MPI have it, at the place of the own rank, which is 0."""
+    memory = np.arange(8, dtype="i4")
+    pair.all_gather_into_tensor(memory, memory[:4])
+    pair.reduce_scatter_tensor(memory[:4], memory)
+    text = r"^{} and {} must not overlap: {} is 32 bytes at 0x\w+, {} is 16 bytes at 0x\w+$"
+    for piece in (memory[4:], memory[1:5]):
+        with pytest.raises(ValueError, match=text.format(*("output", "input") * 2)):
+            pair.all_gather_into_tensor(memory, piece)
+        with pytest.raises(ValueError, match=text.format(*("input", "output") * 2)):
+            pair.reduce_scatter_tensor(piece, memory)
+    for piece in (memory[:6], memory[2:], memory[1:7]):
+        with pytest.raises(ValueError, match="output and input must not overlap"):
+            pair.all_to_all_single(memory[:6], piece)
+    pair.all_to_all_single(memory[:4], memory[4:])
+    pair.all_to_all_single(memory[4:4], memory[4:4])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="buffers in Python came with 3.12")
+class TestBuffersInPython:
+    class Exporter:
+        def __init__(self, value):
+            self.value = value
+            self.released = 0
+
+        def __buffer__(self, flags):
+            if isinstance(self.value, Exception):
+                raise self.value
+            return self.value
+
+        def __release_buffer__(self, view):
+            self.released += 1
+
+    @pytest.mark.parametrize("error", [BufferError("today"), KeyError("today")])
+    def test_errors_are_kept(self, group, error):
+        with pytest.raises(type(error), match="today"):
+            group.all_reduce(self.Exporter(error))
+
+    @pytest.mark.parametrize("value", [None, b"ab", 3])
+    def test_no_view(self, group, value):
+        with pytest.raises(TypeError, match="__buffer__ returned non-memoryview object"):
+            group.all_reduce(self.Exporter(value))
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (memoryview(b"ab"), "array must be writable"),
+            (memoryview(bytearray(8))[::2], "array must be C-contiguous"),
+        ],
+    )
+    def test_views_that_cannot_be_used(self, group, value, text):
+        exporter = self.Exporter(value)
+        with pytest.raises(ValueError, match=text):
+            group.all_reduce(exporter)
+        assert exporter.released == 1
+
+    def test_views_that_can(self, group):
+        memory = bytearray(4)
+        exporter = self.Exporter(memoryview(memory))
+        work = group.all_gather_into_tensor(exporter, b"abcd", async_op=True)
+        assert exporter.released == 0
+        work.wait()
+        assert (memory, exporter.released) == (b"abcd", 1)
+
+
+def test_unaligned(group):
+    value = np.frombuffer(bytearray(9), np.uint8)[1:].view("f4")
+    output = np.ones(2, "f4")
+    group.all_gather_into_tensor(output, value)
+    assert output.tolist() == [0, 0]
 
 
 def test_nothing_stays_exported_after_an_error(pair):

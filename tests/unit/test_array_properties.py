@@ -1,5 +1,8 @@
 """Any shape, strides and dtype, through every protocol: numpy says what is contiguous."""
 
+import ast
+import re
+
 import dlpack
 import ml_dtypes
 import numpy as np
@@ -79,7 +82,9 @@ def test_any_view(group, way, array):
         with pytest.raises(ValueError, match=r"^input must be C-contiguous: its shape") as info:
             group.all_gather_into_tensor(output, way(array))
         assert repr(array.shape) in str(info.value)
-        assert repr(array.strides) in str(info.value)
+        strides = ast.literal_eval(re.search(r"in bytes are (\(.*\));", str(info.value))[1])
+        for size, stride, shown in zip(array.shape, array.strides, strides, strict=True):
+            assert size == 1 or shown == stride
 
 
 @WAYS
