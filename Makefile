@@ -2,6 +2,7 @@
 # make test        the tests that need no torch
 # make test-torch  the tests against torch, in a virtual environment of their own
 # make lint        style gates; make format puts the style right
+# make dist        source distribution and wheel in dist/, and a check of the wheel
 # make bench       benchmarks against torch; JSON in build/bench/
 # make clean       back to a fresh clone
 #
@@ -10,7 +11,7 @@
 
 PYTHON ?= python3
 TORCH = torch==2.13.0
-LINTERS = clang-format==23.1.5 ruff==0.17.6
+TOOLS = clang-format==23.1.5 ruff==0.17.6 build==1.6.1
 VENV = .venv
 TORCH_VENV = .venv-torch
 BIN = $(VENV)/bin
@@ -19,10 +20,10 @@ TORCH_BIN = $(TORCH_VENV)/bin
 PYTEST =
 
 C_FILES := $(shell find csrc tests/c -name '*.[ch]' -o -name '*.cc')
-PYTHON_FILES = devicemesh tests benchmarks examples setup.py
+PYTHON_FILES = devicemesh tests benchmarks examples scripts setup.py
 BUILD_INPUTS := $(shell find csrc -type f) setup.py pyproject.toml
 
-.PHONY: demo test test-torch lint format bench build clean
+.PHONY: demo test test-torch lint format dist bench build clean
 
 demo: $(VENV)/built $(VENV)/demo
 	$(BIN)/python -m devicemesh run -n 8 --timeout 300 examples/mesh_2x4.py
@@ -33,15 +34,21 @@ test: $(VENV)/built $(VENV)/test
 test-torch: $(TORCH_VENV)/built $(TORCH_VENV)/test
 	$(TORCH_BIN)/python -m pytest tests/torch $(PYTEST)
 
-lint: $(VENV)/lint
-	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+lint: $(VENV)/tools
+	@echo clang-format --dry-run -Werror csrc tests/c
+	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	$(BIN)/ruff check $(PYTHON_FILES)
 	$(BIN)/ruff format --check $(PYTHON_FILES)
 
-format: $(VENV)/lint
-	$(BIN)/clang-format -i $(C_FILES)
+format: $(VENV)/tools
+	@$(BIN)/clang-format -i $(C_FILES)
 	$(BIN)/ruff check --fix $(PYTHON_FILES)
 	$(BIN)/ruff format $(PYTHON_FILES)
+
+dist: $(VENV)/tools
+	rm -rf dist
+	$(BIN)/python -m build -q
+	$(BIN)/python scripts/check_wheel.py dist/*.whl
 
 bench: $(TORCH_VENV)/built $(TORCH_VENV)/test
 	mkdir -p build/bench
@@ -80,8 +87,8 @@ $(TORCH_VENV)/test: pyproject.toml | $(TORCH_VENV)/built
 	$(TORCH_BIN)/python -m pip install -q --no-build-isolation -e '.[demo,test]' $(TORCH)
 	touch $@
 
-$(VENV)/lint: Makefile | $(VENV)/made
-	$(BIN)/python -m pip install -q $(LINTERS)
+$(VENV)/tools: Makefile | $(VENV)/made
+	$(BIN)/python -m pip install -q $(TOOLS)
 	touch $@
 
 .PRECIOUS: %/made %/built
