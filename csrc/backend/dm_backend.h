@@ -55,6 +55,10 @@ typedef enum dm_op_kind {
 const char *
 dm_op_name(dm_op_kind kind);
 
+/* Whether its `reduce` counts. */
+bool
+dm_op_is_reduction(dm_op_kind kind);
+
 enum { DM_ANY_RANK = -1 };
 
 /* One operation. Pointers stay valid until the run has returned. Input and output do not

@@ -25,6 +25,13 @@ dm_op_name(dm_op_kind kind)
     return names[kind];
 }
 
+bool
+dm_op_is_reduction(dm_op_kind kind)
+{
+    return kind == DM_OP_ALL_REDUCE || kind == DM_OP_REDUCE ||
+           kind == DM_OP_REDUCE_SCATTER;
+}
+
 const char *
 dm_op_describe(const dm_op *op, char text[DM_OP_TEXT_SIZE])
 {

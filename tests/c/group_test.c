@@ -1,6 +1,6 @@
 /* Worlds, groups, works and the cache, over a backend that this file controls.
  *
- * sources: base group store backend/fake backend/reduce
+ * sources: base group store backend/fake backend/dm_op.c backend/reduce
  * sanitize: address,undefined thread
  */
 #include "dm_test.h"
@@ -149,12 +149,6 @@ dm_backend_find(const char *name, const dm_backend **backend, dm_error *err)
     DM_TRY(dm_backend_check_name(name, err));
     *backend = &lab_backend;
     return DM_OK;
-}
-
-const char *
-dm_op_name(dm_op_kind kind)
-{
-    return kind == DM_OP_ALL_REDUCE ? "all_reduce" : "recv";
 }
 
 /* --- helpers ------------------------------------------------------------------------ */

@@ -29,17 +29,10 @@ struct dm_comm {
 };
 
 static bool
-is_reduction(dm_op_kind kind)
-{
-    return kind == DM_OP_ALL_REDUCE || kind == DM_OP_REDUCE ||
-           kind == DM_OP_REDUCE_SCATTER;
-}
-
-static bool
 fake_supports(dm_op_kind kind, dm_dtype dtype, dm_reduce_op reduce)
 {
     /* What real CPU backends can: a plan that works here works there. */
-    return !is_reduction(kind) || dm_reduce_lookup(dtype, reduce) != NULL;
+    return !dm_op_is_reduction(kind) || dm_reduce_lookup(dtype, reduce) != NULL;
 }
 
 static dm_status

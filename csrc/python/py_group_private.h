@@ -1,0 +1,87 @@
+/* What the files of the ProcessGroup type share: py_group.c (the type and its facts),
+ * py_group_call.c (what all operations have in common), py_group_ops.c (the operations).
+ */
+#ifndef PY_GROUP_PRIVATE_H
+#define PY_GROUP_PRIVATE_H
+
+#include "python/py_array.h"
+#include "python/py_group.h"
+#include "python/py_work.h"
+
+/* A native handle and nothing else. */
+typedef struct py_group {
+    PyObject_HEAD dm_group *group; /* NULL once finalized */
+    PyObject *weak_references;
+} py_group;
+
+/* What an operation's function is called with. */
+#define PY_OPERATION_ARGS                                                              \
+    PyObject *op, PyTypeObject *defining_class, PyObject *const *args,                 \
+        Py_ssize_t nargs, PyObject *kwnames
+
+/* X(method) - the operations: a function py_group_<method> and its docstring,
+ * py_group_<method>_doc, each. */
+#define PY_GROUP_OPERATIONS(X)                                                         \
+    X(all_reduce)                                                                      \
+    X(broadcast)                                                                       \
+    X(all_gather_into_tensor)                                                          \
+    X(reduce_scatter_tensor)                                                           \
+    X(all_to_all_single)                                                               \
+    X(send)                                                                            \
+    X(recv)                                                                            \
+    X(barrier)
+
+#define X(method)                                                                      \
+    PyObject *py_group_##method(PY_OPERATION_ARGS);                                    \
+    extern const char py_group_##method##_doc[];
+PY_GROUP_OPERATIONS(X)
+#undef X
+
+/* One call: what its function has put together. Synchronous calls have their arrays on
+ * the stack, asynchronous ones in `pending`. begin, exports and checks, then perform; an
+ * error in between ends with cancel. */
+typedef struct py_call {
+    py_state *state;
+    dm_group *group;
+    dm_op op;
+    py_array own[PY_WORK_ARRAYS];
+    py_array *arrays;
+    py_pending *pending;
+} py_call;
+
+/* 0, or -1 with an exception and nothing to clean up. */
+int
+py_call_begin(py_call *c, PyObject *op, PyTypeObject *defining_class, dm_op_kind kind,
+              PyObject *async_op);
+
+/* Exports array `i` of the call: 0 or -1. `name` is the argument's. */
+int
+py_call_export(py_call *c, int i, PyObject *object, const char *name, bool writable);
+
+/* Cleans up after an error that has been raised. Returns NULL. */
+PyObject *
+py_call_cancel(py_call *c);
+
+/* Runs the operation. None, a Work, or NULL with an exception; the call is over. */
+PyObject *
+py_call_perform(py_call *c);
+
+/* --- arguments: each 0, or -1 with an exception that names the argument ---------------- */
+
+/* The reduce op and its factor of dm_op; `object` is NULL for the default. */
+int
+py_call_parse_reduce(py_state *state, PyObject *object, dm_op *op);
+
+/* A group rank; the core checks its range. */
+int
+py_call_parse_rank(PyObject *object, const char *name, int32_t *rank);
+
+/* A group rank or None, which is any rank (and which no number may be). */
+int
+py_call_parse_source(PyObject *object, int32_t *rank);
+
+/* NULL is tag 0. */
+int
+py_call_parse_tag(PyObject *object, uint32_t *tag);
+
+#endif
