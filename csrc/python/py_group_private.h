@@ -10,7 +10,8 @@
 
 /* A native handle and nothing else. */
 typedef struct py_group {
-    PyObject_HEAD dm_group *group; /* NULL once finalized */
+    PyObject_HEAD
+    dm_group *group; /* NULL once finalized */
     PyObject *weak_references;
 } py_group;
 

@@ -24,7 +24,8 @@ enum { PY_MESH_MAX_NDIM = 64 };
 /* --- _MeshRoot (py_mesh_root.c) ------------------------------------------------- */
 
 typedef struct py_mesh_root {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject_HEAD
+    PyObject *weakrefs;
     dm_ranks *ranks;
     dm_world *world;       /* NULL: none, or not attached yet (after unpickling) */
     dm_group_cache *cache; /* NULL until the members have agreed */
@@ -82,7 +83,8 @@ extern PyType_Spec py_mesh_root_spec;
 /* --- DeviceMesh ----------------------------------------------------------------- */
 
 typedef struct py_mesh {
-    PyObject_HEAD PyObject *dict;
+    PyObject_HEAD
+    PyObject *dict;
     PyObject *weakrefs;
     py_mesh_root *native; /* NULL until __init__ has run */
     struct py_mesh *root; /* NULL in a root */

@@ -133,10 +133,10 @@ static int
 wait_while_opening(py_mesh_root *root)
 {
     while (root->opening) {
-        Py_BEGIN_ALLOW_THREADS nanosleep(&(struct timespec){.tv_nsec = DM_NS_PER_MS},
-                                         NULL);
-        Py_END_ALLOW_THREADS if (PyErr_CheckSignals() < 0)
-        {
+        Py_BEGIN_ALLOW_THREADS
+        nanosleep(&(struct timespec){.tv_nsec = DM_NS_PER_MS}, NULL);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals() < 0) {
             return -1;
         }
     }
@@ -229,9 +229,9 @@ py_mesh_root_group(py_state *state, py_mesh_root *root, const dm_group_spec *spe
     dm_error err = DM_ERROR_INIT;
     dm_status status;
     Py_BEGIN_ALLOW_THREADS /* loads the backend's library */
-        status = dm_group_cache_get(root->cache, spec, options, &group, &err);
-    Py_END_ALLOW_THREADS if (status != DM_OK)
-    {
+    status = dm_group_cache_get(root->cache, spec, options, &group, &err);
+    Py_END_ALLOW_THREADS
+    if (status != DM_OK) {
         py_raise(state, &err);
         return NULL;
     }
@@ -244,12 +244,11 @@ py_mesh_root_close(py_mesh_root *root, bool abort)
     if (root->cache == NULL) {
         return;
     }
-    Py_BEGIN_ALLOW_THREADS if (abort)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    if (abort) {
         dm_group_cache_abort(root->cache);
     }
-    else
-    {
+    else {
         dm_group_cache_close(root->cache);
     }
     Py_END_ALLOW_THREADS

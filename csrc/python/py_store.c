@@ -786,12 +786,13 @@ store_close(PyObject *op, PyObject *Py_UNUSED(args))
     dm_store *store = self->store;
     dm_store_server *server = self->server;
     self->server = NULL;
-    Py_BEGIN_ALLOW_THREADS if (store != NULL)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    if (store != NULL) {
         dm_store_close(store);
     }
     dm_store_server_stop(server);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(store_clone_doc,

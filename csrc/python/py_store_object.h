@@ -8,9 +8,10 @@
 /* What Store and its subtypes are: a native handle. A Store subclass made in Python
  * has none. */
 typedef struct py_store {
-    PyObject_HEAD dm_store *store; /* NULL: none, or finalized */
-    dm_store_server *server;       /* of a TCPStore that serves; else NULL */
-    int64_t timeout_ns;            /* of every call; negative: none */
+    PyObject_HEAD
+    dm_store *store;         /* NULL: none, or finalized */
+    dm_store_server *server; /* of a TCPStore that serves; else NULL */
+    int64_t timeout_ns;      /* of every call; negative: none */
     PyObject *weak_references;
 } py_store;
 

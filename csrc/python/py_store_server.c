@@ -16,7 +16,8 @@
 #include "python/py_wait.h"
 
 typedef struct py_store_server {
-    PyObject_HEAD dm_store_server *server; /* NULL once closed */
+    PyObject_HEAD
+    dm_store_server *server; /* NULL once closed */
     char *host;
     uint16_t port;
     pid_t pid;
@@ -78,9 +79,10 @@ server_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     dm_store_server *server = NULL;
     dm_error err;
     dm_status status;
-    Py_BEGIN_ALLOW_THREADS status = dm_store_server_start(&config, &server, &err);
-    Py_END_ALLOW_THREADS if (status != DM_OK)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    status = dm_store_server_start(&config, &server, &err);
+    Py_END_ALLOW_THREADS
+    if (status != DM_OK) {
         Py_DECREF(self);
         return py_raise(state, &err);
     }
@@ -101,8 +103,10 @@ server_close(PyObject *op, PyObject *Py_UNUSED(args))
     py_store_server *self = (py_store_server *)op;
     dm_store_server *server = self->server;
     self->server = NULL;
-    Py_BEGIN_ALLOW_THREADS dm_store_server_stop(server);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    dm_store_server_stop(server);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 static PyObject *

@@ -263,9 +263,11 @@ file_store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     dm_store *store = NULL;
     dm_error err;
     dm_status status;
-    Py_BEGIN_ALLOW_THREADS status =
+    Py_BEGIN_ALLOW_THREADS
+    status =
         dm_store_file_new(PyBytes_AS_STRING(path), (int32_t)world_size, &store, &err);
-    Py_END_ALLOW_THREADS Py_DECREF(path);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(path);
     if (status != DM_OK) {
         return py_raise(state, &err);
     }

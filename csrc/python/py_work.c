@@ -8,7 +8,8 @@
 #include "python/py_wait.h"
 
 typedef struct py_work {
-    PyObject_HEAD py_pending *pending; /* NULL once finalized */
+    PyObject_HEAD
+    py_pending *pending; /* NULL once finalized */
     PyObject *weak_references;
 } py_work;
 
@@ -434,7 +435,8 @@ close_running(PyObject *module, PyObject *Py_UNUSED(args))
             break;
         }
         /* All works of the group have ended afterwards. */
-        Py_BEGIN_ALLOW_THREADS dm_group_close(group, NULL);
+        Py_BEGIN_ALLOW_THREADS
+        dm_group_close(group, NULL);
         dm_group_release(group);
         Py_END_ALLOW_THREADS
     }

@@ -18,7 +18,8 @@
 
 /* A native handle and nothing else. */
 typedef struct py_world {
-    PyObject_HEAD dm_world *world; /* NULL once finalized */
+    PyObject_HEAD
+    dm_world *world; /* NULL once finalized */
     PyObject *weak_references;
 } py_world;
 
@@ -206,7 +207,8 @@ world_close(PyObject *op, PyObject *Py_UNUSED(args))
     py_world *self = (py_world *)op;
     if (self->world != NULL) {
         dm_world *world = dm_world_hold(self->world);
-        Py_BEGIN_ALLOW_THREADS dm_world_close(world);
+        Py_BEGIN_ALLOW_THREADS
+        dm_world_close(world);
         dm_world_release(world);
         Py_END_ALLOW_THREADS
     }

@@ -36,7 +36,7 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 
-def check_steady(step, *objects, rounds=200, windows=12):
+def check_steady(step, *objects, rounds=200, windows=40):
     """`step()` again and again leaves no memory, descriptors, threads or references to
     `objects` (types, arrays) behind.
 
