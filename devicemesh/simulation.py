@@ -48,7 +48,7 @@ class simulate:
         self._before = _core._set_default_world(self._world)
         return self._world
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, exc_type, exc, traceback, /):
         _core._set_default_world(self._before)
         self._before = None
         self._world.close()
