@@ -92,6 +92,11 @@ dm_group_is_closed(const dm_group *group);
 uint64_t
 dm_group_seq(dm_group *group);
 
+/* What is checked of an operation before it gets a number: kind, dtype, reduce op, root.
+ * Run and submit do so themselves. DM_ERR_VALUE, DM_ERR_UNSUPPORTED, DM_ERR_FORKED. */
+dm_status
+dm_group_check(dm_group *group, const dm_op *op, dm_error *err);
+
 /* Runs one operation and waits for it (op->seq is filled in). Blocks; the caller's
  * thread does the work where nothing is queued before it. The deadline is the
  * group's time-out unless the wait's is sooner. */
@@ -102,11 +107,12 @@ dm_group_run(dm_group *group, dm_op *op, const dm_wait *wait, dm_error *err);
  * group this thread does. Works of one group run in the order in which they were given,
  * each with the group's time-out from its start. `done`, where not NULL, is called
  * once, from any thread, with no lock held, when the operation no longer touches the
- * buffers (also on failure); it must not block and must not take the GIL. It is not
+ * buffers (also on failure, which `status` tells); it must not block and must not take the GIL. It is not
  * called when submit itself fails. */
 dm_status
-dm_group_submit(dm_group *group, const dm_op *op, void (*done)(void *arg), void *arg,
-                dm_work **work, dm_error *err);
+dm_group_submit(dm_group *group, const dm_op *op,
+                void (*done)(void *arg, dm_status status), void *arg, dm_work **work,
+                dm_error *err);
 
 /* Ends what runs or is queued with DM_ERR_CLOSED, stops the worker, frees the
  * connections. Idempotent. Waits for no other rank, but for this process's threads to

@@ -131,7 +131,7 @@ check_root(const dm_group *group, const dm_op *op, dm_error *err)
 }
 
 dm_status
-dm_group_validate(dm_group *group, const dm_op *op, dm_error *err)
+dm_group_check(dm_group *group, const dm_op *op, dm_error *err)
 {
     dm_status status = dm_world_check_process(group->world, err);
     if (status == DM_OK && !group->backend->supports(op->kind, op->dtype, op->reduce)) {

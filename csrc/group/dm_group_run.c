@@ -334,7 +334,7 @@ dm_status
 dm_group_run(dm_group *group, dm_op *op, const dm_wait *wait, dm_error *err)
 {
     op->seq = 0;
-    DM_TRY(dm_group_validate(group, op, err));
+    DM_TRY(dm_group_check(group, op, err));
 
     pthread_mutex_lock(&group->lock);
     dm_status status = dm_group_admit_locked(group, err);

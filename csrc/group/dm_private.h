@@ -83,10 +83,6 @@ dm_group_try_hold(dm_group *group);
 void
 dm_group_stop(dm_group *group, dm_status why);
 
-/* Checks an operation as far as that takes no turn. */
-dm_status
-dm_group_validate(dm_group *group, const dm_op *op, dm_error *err);
-
 /* DM_ERR_CLOSED, DM_ERR_ABORTED when the group takes no work. The lock is held. */
 dm_status
 dm_group_admit_locked(dm_group *group, dm_error *err);

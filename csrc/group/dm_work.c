@@ -16,7 +16,7 @@ struct dm_work {
     dm_group *group;
     dm_op op;
     int32_t source; /* recv */
-    void (*done)(void *arg);
+    void (*done)(void *arg, dm_status status);
     void *arg;
 
     atomic_bool finished;
@@ -55,7 +55,7 @@ finish(dm_work *work, dm_status status, const dm_error *err)
         work->err = dm_memdup(err, sizeof(*err));
     }
     if (work->done != NULL) {
-        work->done(work->arg);
+        work->done(work->arg, status);
     }
     atomic_store_explicit(&work->finished, true, memory_order_release);
 
@@ -108,12 +108,13 @@ give_locked(dm_group *group, dm_work *work, dm_error *err)
 }
 
 dm_status
-dm_group_submit(dm_group *group, const dm_op *op, void (*done)(void *arg), void *arg,
-                dm_work **work, dm_error *err)
+dm_group_submit(dm_group *group, const dm_op *op,
+                void (*done)(void *arg, dm_status status), void *arg, dm_work **work,
+                dm_error *err)
 {
     dm_op copy = *op;
     copy.seq = 0;
-    DM_TRY(dm_group_validate(group, &copy, err));
+    DM_TRY(dm_group_check(group, &copy, err));
 
     dm_work *w = dm_calloc(1, sizeof(*w));
     if (w == NULL) {

@@ -22,11 +22,9 @@ py_call_begin(py_call *c, PyObject *op, PyTypeObject *defining_class, dm_op_kind
     c->op.kind = kind;
     c->op.dtype = DM_UINT8;
     c->pending = NULL;
-    c->arrays = c->own;
-    for (int i = 0; i < PY_WORK_ARRAYS; i++) {
-        c->own[i].holder = PY_ARRAY_NONE;
-        c->own[i].bytes = 0;
-    }
+    py_hold_init(&c->own);
+    c->hold = &c->own;
+    c->arrays = c->own.arrays;
     if (async_op != Py_False) {
         int wanted = PyObject_IsTrue(async_op);
         if (wanted < 0) {
@@ -37,7 +35,8 @@ py_call_begin(py_call *c, PyObject *op, PyTypeObject *defining_class, dm_op_kind
             if (c->pending == NULL) {
                 return -1;
             }
-            c->arrays = c->pending->arrays;
+            c->hold = &c->pending->hold;
+            c->arrays = c->hold->arrays;
         }
     }
     py_work_sweep(c->state);
@@ -50,8 +49,7 @@ py_call_cancel(py_call *c)
     if (c->pending != NULL) {
         py_pending_free(c->pending);
     }
-    py_array_release(&c->own[0]);
-    py_array_release(&c->own[1]);
+    py_hold_release(&c->own);
     return NULL;
 }
 
@@ -59,7 +57,29 @@ py_call_cancel(py_call *c)
 static bool
 keeps_gil(const py_call *c)
 {
-    return dm_group_is_local(c->group) && c->arrays[0].bytes < KEEP_GIL_BYTES;
+    return dm_group_is_local(c->group) && py_hold_bytes(c->hold) < KEEP_GIL_BYTES;
+}
+
+/* Before the operation: fills the memory that lists go through. Where nobody else takes
+ * part, outputs may keep what they hold. */
+static void
+load(const py_call *c)
+{
+    const py_hold *hold = c->hold;
+    py_pieces_load(&hold->input);
+    if (hold->output.staging != NULL && dm_group_is_local(c->group)) {
+        py_pieces_load(&hold->output);
+    }
+}
+
+/* The operation of a work no longer touches its memory. */
+static void
+store(void *arg, dm_status status)
+{
+    const py_pending *pending = arg;
+    if (status == DM_OK) {
+        py_pieces_store(&pending->hold.output);
+    }
 }
 
 static PyObject *
@@ -67,13 +87,14 @@ submit(py_call *c)
 {
     dm_error err;
     dm_work *work = NULL;
-    dm_status status;
-    if (!dm_group_is_local(c->group) || keeps_gil(c)) {
-        status = dm_group_submit(c->group, &c->op, NULL, NULL, &work, &err);
+    PyThreadState *thread = NULL;
+    if (!keeps_gil(c)) {
+        thread = PyEval_SaveThread();
     }
-    else {
-        PyThreadState *thread = PyEval_SaveThread();
-        status = dm_group_submit(c->group, &c->op, NULL, NULL, &work, &err);
+    load(c);
+    dm_status status =
+        dm_group_submit(c->group, &c->op, store, c->pending, &work, &err);
+    if (thread != NULL) {
         PyEval_RestoreThread(thread);
     }
     if (status != DM_OK) {
@@ -82,6 +103,17 @@ submit(py_call *c)
     }
     c->pending->work = work;
     return py_work_new(c->state, c->pending);
+}
+
+static dm_status
+run(py_call *c, const dm_wait *wait, dm_error *err)
+{
+    load(c);
+    dm_status status = dm_group_run(c->group, &c->op, wait, err);
+    if (status == DM_OK) {
+        py_pieces_store(&c->hold->output);
+    }
+    return status;
 }
 
 PyObject *
@@ -94,16 +126,15 @@ py_call_perform(py_call *c)
     dm_status status;
     if (keeps_gil(c)) {
         dm_wait wait = DM_WAIT_FOREVER;
-        status = dm_group_run(c->group, &c->op, &wait, &err);
+        status = run(c, &wait, &err);
     }
     else {
         py_waiter waiter;
         py_waiter_start(&waiter, DM_FOREVER);
-        status = dm_group_run(c->group, &c->op, &waiter.wait, &err);
+        status = run(c, &waiter.wait, &err);
         py_waiter_stop(&waiter);
     }
-    py_array_release(&c->own[0]);
-    py_array_release(&c->own[1]);
+    py_hold_release(&c->own);
     if (status != DM_OK) {
         return py_raise(c->state, &err);
     }
@@ -111,11 +142,41 @@ py_call_perform(py_call *c)
 }
 
 int
+py_call_check(const py_call *c)
+{
+    dm_error err;
+    dm_status status = dm_group_check(c->group, &c->op, &err);
+    return status == DM_OK ? 0 : py_raise_int(c->state, &err);
+}
+
+static int
+export_flags(const py_call *c, bool writable)
+{
+    return (writable ? PY_ARRAY_WRITABLE : 0) |
+           (c->pending != NULL ? PY_ARRAY_ASYNC : 0);
+}
+
+int
+py_call_reserve(py_call *c, int count)
+{
+    int failed = py_hold_reserve(c->hold, count);
+    c->arrays = c->hold->arrays;
+    return failed;
+}
+
+int
+py_call_export_list(py_call *c, int first, PyObject *list, const char *name,
+                    bool writable, py_pieces *pieces)
+{
+    return py_pieces_export(c->state, list, name, export_flags(c, writable),
+                            dm_group_size(c->group), c->hold, first, pieces);
+}
+
+int
 py_call_export(py_call *c, int i, PyObject *object, const char *name, bool writable)
 {
-    int flags =
-        (writable ? PY_ARRAY_WRITABLE : 0) | (c->pending != NULL ? PY_ARRAY_ASYNC : 0);
-    return py_array_export(c->state, object, name, flags, &c->arrays[i]);
+    return py_array_export(c->state, object, name, export_flags(c, writable),
+                           &c->arrays[i]);
 }
 
 /* --- arguments ------------------------------------------------------------------------ */

@@ -153,6 +153,54 @@ py_group_broadcast(PY_OPERATION_ARGS)
     return py_call_perform(&c);
 }
 
+const char py_group_reduce_doc[] = PyDoc_STR(
+    "reduce($self, /, array, root=0, op='sum', async_op=False)\n"
+    "--\n"
+    "\n"
+    "Combines the arrays of all members into the root's; the others stay as they are.\n"
+    "\n"
+    "Args:\n"
+    "    array: C-contiguous, at the root writable; same size and dtype on every\n"
+    "        member.\n"
+    "    root: group rank that gets the result.\n"
+    "    op: a ReduceOp or its name.\n"
+    "    async_op: return a Work at once instead of waiting.\n"
+    "\n"
+    "Returns:\n"
+    "    None, or a Work.\n"
+    "\n"
+    "Raises:\n"
+    "    As all_reduce; ValueError for a root outside the group.");
+
+PyObject *
+py_group_reduce(PY_OPERATION_ARGS)
+{
+    static const char *const names[] = {"array", "root", "op", "async_op"};
+    static const py_params params = {"reduce", names, 4, 1, 4};
+    PyObject *values[4] = {NULL, NULL, NULL, Py_False};
+    if (py_args_bind(&params, args, nargs, kwnames, values) < 0) {
+        return NULL;
+    }
+    int32_t root = 0;
+    if (values[1] != NULL && py_call_parse_rank(values[1], "root", &root) < 0) {
+        return NULL;
+    }
+    py_call c;
+    if (py_call_begin(&c, op, defining_class, DM_OP_REDUCE, values[3]) < 0) {
+        return NULL;
+    }
+    bool is_root = root == dm_group_rank(c.group);
+    if (py_call_parse_reduce(c.state, values[2], &c.op) < 0 ||
+        py_call_export(&c, 0, values[0], "array", is_root) < 0) {
+        return py_call_cancel(&c);
+    }
+    c.op.root = root;
+    c.op.dtype = c.arrays[0].dtype;
+    c.op.input = c.op.output = c.arrays[0].data;
+    c.op.count = c.arrays[0].count;
+    return py_call_perform(&c);
+}
+
 const char py_group_all_gather_into_tensor_doc[] = PyDoc_STR(
     "all_gather_into_tensor($self, /, output, input, async_op=False)\n"
     "--\n"
@@ -182,25 +230,6 @@ const char py_group_reduce_scatter_tensor_doc[] = PyDoc_STR(
     "    output: writable, C-contiguous. May be this rank's piece of input, in place.\n"
     "    input: C-contiguous, size() times as many elements as output.\n"
     "    op: a ReduceOp or its name.\n"
-    "    async_op: return a Work at once instead of waiting.\n"
-    "\n"
-    "Returns:\n"
-    "    None, or a Work.\n"
-    "\n"
-    "Raises:\n"
-    "    As all_reduce; ValueError when sizes or dtypes do not fit together.");
-
-const char py_group_all_to_all_single_doc[] = PyDoc_STR(
-    "all_to_all_single($self, /, output, input, async_op=False)\n"
-    "--\n"
-    "\n"
-    "Sends the i-th piece of input to member i and puts its piece for us in "
-    "the i-th place\n"
-    "of output.\n"
-    "\n"
-    "Args:\n"
-    "    output: writable, C-contiguous, as large as input.\n"
-    "    input: C-contiguous; size() pieces of equal size.\n"
     "    async_op: return a Work at once instead of waiting.\n"
     "\n"
     "Returns:\n"
@@ -267,139 +296,6 @@ py_group_reduce_scatter_tensor(PY_OPERATION_ARGS)
     }
     c.op.count = c.arrays[0].count;
     return py_call_perform(&c);
-}
-
-static int
-check_pieces(const py_array *output, const py_array *input, int32_t size)
-{
-    if (output->count != input->count) {
-        PyErr_Format(PyExc_ValueError,
-                     "output and input must have the same number of elements: output "
-                     "has %zu, input has %zu",
-                     output->count, input->count);
-        return -1;
-    }
-    if (input->count % (size_t)size != 0) {
-        PyErr_Format(
-            PyExc_ValueError,
-            "input must divide into %d equal pieces (the group's size), it has "
-            "%zu elements",
-            (int)size, input->count);
-        return -1;
-    }
-    return 0;
-}
-
-PyObject *
-py_group_all_to_all_single(PY_OPERATION_ARGS)
-{
-    static const char *const names[] = {"output", "input", "async_op"};
-    static const py_params params = {"all_to_all_single", names, 3, 2, 3};
-    PyObject *values[3] = {NULL, NULL, Py_False};
-    py_call c;
-    if (py_args_bind(&params, args, nargs, kwnames, values) < 0 ||
-        py_call_begin(&c, op, defining_class, DM_OP_ALL_TO_ALL, values[2]) < 0) {
-        return NULL;
-    }
-    int32_t size = dm_group_size(c.group);
-    if (export_pair(&c, values[0], values[1]) < 0 ||
-        check_pieces(&c.arrays[0], &c.arrays[1], size) < 0 ||
-        (size > 1 &&
-         py_array_check_apart(&c.arrays[0], "output", &c.arrays[1], "input") < 0)) {
-        return py_call_cancel(&c);
-    }
-    c.op.count = c.arrays[1].count / (size_t)size;
-    return py_call_perform(&c);
-}
-
-const char py_group_send_doc[] = PyDoc_STR(
-    "send($self, /, array, dst, tag=0)\n"
-    "--\n"
-    "\n"
-    "Sends the array to another member; returns when the array may be changed again.\n"
-    "\n"
-    "Args:\n"
-    "    array: C-contiguous.\n"
-    "    dst: group rank of the receiver.\n"
-    "    tag: must be what the receiver asks for, 0..2**31-1.\n"
-    "\n"
-    "Raises:\n"
-    "    As all_reduce; ValueError for a dst outside the group or this rank itself.");
-
-PyObject *
-py_group_send(PY_OPERATION_ARGS)
-{
-    static const char *const names[] = {"array", "dst", "tag"};
-    static const py_params params = {"send", names, 3, 2, 3};
-    PyObject *values[3] = {NULL, NULL, NULL};
-    int32_t dst = 0;
-    uint32_t tag = 0;
-    py_call c;
-    if (py_args_bind(&params, args, nargs, kwnames, values) < 0 ||
-        py_call_parse_rank(values[1], "dst", &dst) < 0 ||
-        py_call_parse_tag(values[2], &tag) < 0 ||
-        py_call_begin(&c, op, defining_class, DM_OP_SEND, Py_False) < 0) {
-        return NULL;
-    }
-    if (py_call_export(&c, 0, values[0], "array", false) < 0) {
-        return py_call_cancel(&c);
-    }
-    c.op.root = dst;
-    c.op.tag = tag;
-    c.op.dtype = c.arrays[0].dtype;
-    c.op.input = c.arrays[0].data;
-    c.op.count = c.arrays[0].count;
-    return py_call_perform(&c);
-}
-
-const char py_group_recv_doc[] = PyDoc_STR(
-    "recv($self, /, array, src=None, tag=0)\n"
-    "--\n"
-    "\n"
-    "Receives what another member sends.\n"
-    "\n"
-    "Args:\n"
-    "    array: writable, C-contiguous; as large as what is sent, same dtype.\n"
-    "    src: group rank of the sender; None takes the first message that comes.\n"
-    "    tag: must be what the sender gave, 0..2**31-1.\n"
-    "\n"
-    "Returns:\n"
-    "    The group rank of the sender.\n"
-    "\n"
-    "Raises:\n"
-    "    As all_reduce; ValueError for a src outside the group or this rank itself.");
-
-PyObject *
-py_group_recv(PY_OPERATION_ARGS)
-{
-    static const char *const names[] = {"array", "src", "tag"};
-    static const py_params params = {"recv", names, 3, 1, 3};
-    PyObject *values[3] = {NULL, Py_None, NULL};
-    int32_t src = DM_ANY_RANK;
-    uint32_t tag = 0;
-    py_call c;
-    if (py_args_bind(&params, args, nargs, kwnames, values) < 0 ||
-        py_call_parse_source(values[1], &src) < 0 ||
-        py_call_parse_tag(values[2], &tag) < 0 ||
-        py_call_begin(&c, op, defining_class, DM_OP_RECV, Py_False) < 0) {
-        return NULL;
-    }
-    if (py_call_export(&c, 0, values[0], "array", true) < 0) {
-        return py_call_cancel(&c);
-    }
-    int32_t source = src;
-    c.op.root = src;
-    c.op.tag = tag;
-    c.op.dtype = c.arrays[0].dtype;
-    c.op.output = c.arrays[0].data;
-    c.op.count = c.arrays[0].count;
-    c.op.source = &source;
-    PyObject *none = py_call_perform(&c);
-    if (none == NULL) {
-        return NULL;
-    }
-    Py_DECREF(none);
-    return PyLong_FromLong(source);
 }
 
 const char py_group_barrier_doc[] =

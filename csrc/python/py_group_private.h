@@ -1,5 +1,6 @@
 /* What the files of the ProcessGroup type share: py_group.c (the type and its facts),
- * py_group_call.c (what all operations have in common), py_group_ops.c (the operations).
+ * py_group_call.c (what all operations have in common), py_group_ops.c (operations on one
+ * or two arrays), py_group_lists.c (operations on lists of arrays).
  */
 #ifndef PY_GROUP_PRIVATE_H
 #define PY_GROUP_PRIVATE_H
@@ -25,11 +26,19 @@ typedef struct py_group {
 #define PY_GROUP_OPERATIONS(X)                                                         \
     X(all_reduce)                                                                      \
     X(broadcast)                                                                       \
+    X(reduce)                                                                          \
+    X(all_gather)                                                                      \
     X(all_gather_into_tensor)                                                          \
+    X(gather)                                                                          \
+    X(scatter)                                                                         \
+    X(reduce_scatter)                                                                  \
     X(reduce_scatter_tensor)                                                           \
+    X(all_to_all)                                                                      \
     X(all_to_all_single)                                                               \
     X(send)                                                                            \
     X(recv)                                                                            \
+    X(isend)                                                                           \
+    X(irecv)                                                                           \
     X(barrier)
 
 #define X(method)                                                                      \
@@ -38,15 +47,16 @@ typedef struct py_group {
 PY_GROUP_OPERATIONS(X)
 #undef X
 
-/* One call: what its function has put together. Synchronous calls have their arrays on
+/* One call: what its function has put together. Synchronous calls hold their arrays on
  * the stack, asynchronous ones in `pending`. begin, exports and checks, then perform; an
  * error in between ends with cancel. */
 typedef struct py_call {
     py_state *state;
     dm_group *group;
     dm_op op;
-    py_array own[PY_WORK_ARRAYS];
-    py_array *arrays;
+    py_hold own;
+    py_hold *hold;    /* `own` or that of `pending` */
+    py_array *arrays; /* of the hold */
     py_pending *pending;
 } py_call;
 
@@ -55,9 +65,23 @@ int
 py_call_begin(py_call *c, PyObject *op, PyTypeObject *defining_class, dm_op_kind kind,
               PyObject *async_op);
 
+/* Room for more than two arrays: 0 or -1. */
+int
+py_call_reserve(py_call *c, int count);
+
+/* Exports the arrays of a list, one for each member, into arrays `first`...: 0 or -1. */
+int
+py_call_export_list(py_call *c, int first, PyObject *list, const char *name,
+                    bool writable, py_pieces *pieces);
+
 /* Exports array `i` of the call: 0 or -1. `name` is the argument's. */
 int
 py_call_export(py_call *c, int i, PyObject *object, const char *name, bool writable);
+
+/* What the core checks of the op before it is performed, for calls that must know earlier
+ * that it is sound (a root that is in the group): 0 or -1. */
+int
+py_call_check(const py_call *c);
 
 /* Cleans up after an error that has been raised. Returns NULL. */
 PyObject *

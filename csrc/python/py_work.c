@@ -21,16 +21,10 @@ py_pending_new(void)
     py_pending *pending = dm_calloc(1, sizeof(*pending));
     if (pending == NULL) {
         PyErr_NoMemory();
+        return NULL;
     }
+    py_hold_init(&pending->hold);
     return pending;
-}
-
-static void
-release_arrays(py_pending *pending)
-{
-    for (int i = 0; i < PY_WORK_ARRAYS; i++) {
-        py_array_release(&pending->arrays[i]);
-    }
 }
 
 static void
@@ -59,7 +53,7 @@ void
 py_pending_free(py_pending *pending)
 {
     list_remove(pending);
-    release_arrays(pending);
+    py_hold_release(&pending->hold);
     dm_work_release(pending->work);
     dm_free(pending);
 }
@@ -192,7 +186,7 @@ wait_for_end(PyObject *op, PyObject *timeout)
     dm_error err;
     dm_status status = wait_until(self->pending, dm_clock_deadline(timeout_ns), &err);
     if (dm_work_is_done(self->pending->work)) {
-        release_arrays(self->pending);
+        py_hold_release(&self->pending->hold);
     }
     py_work_sweep(state);
     return status == DM_OK ? 0 : py_raise_int(state, &err);
@@ -268,7 +262,7 @@ work_is_completed(PyObject *op, PyObject *Py_UNUSED(args))
     py_pending *pending = ((py_work *)op)->pending;
     bool done = dm_work_is_done(pending->work);
     if (done) {
-        release_arrays(pending);
+        py_hold_release(&pending->hold);
     }
     return PyBool_FromLong(done);
 }
@@ -307,7 +301,7 @@ work_exception(PyObject *op, PyObject *Py_UNUSED(args))
     if (!dm_work_is_done(pending->work)) {
         Py_RETURN_NONE;
     }
-    release_arrays(pending);
+    py_hold_release(&pending->hold);
     dm_error err;
     if (wait_until(pending, 0, &err) == DM_OK) {
         Py_RETURN_NONE;

@@ -11,15 +11,14 @@
 #define PY_WORK_H
 
 #include "group/dm_group.h"
-#include "python/py_array.h"
+#include "python/py_hold.h"
 #include "python/py_state.h"
-
-enum { PY_WORK_ARRAYS = 2 };
 
 typedef struct py_pending {
     py_pending_link link; /* first; in no list until submitted */
     dm_work *work;        /* held; NULL until submitted */
-    py_array arrays[PY_WORK_ARRAYS];
+    dm_op op;             /* while it is not submitted yet */
+    py_hold hold;
 } py_pending;
 
 /* Empty lists; before anything else is done with the state. */

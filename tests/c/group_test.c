@@ -219,9 +219,10 @@ op_of(uint32_t tag)
 static atomic_int done_calls;
 
 static void
-count_done(void *arg)
+count_done(void *arg, dm_status status)
 {
     (void)arg;
+    (void)status;
     done_calls++;
 }
 
