@@ -237,7 +237,9 @@ connect(dm_group *group, op_wait *w, dm_error *err)
     w->next_look = dm_clock_now() + MARK_DELAY_NS;
     dm_status status = group->backend->comm_connect(group->comm, &w->wait, err);
     w->wait.poll = poll_stop;
-    if (status == DM_ERR_TIMEOUT && err != NULL) {
+    /* Also where another member gave up: it may have waited for who asked for something
+     * else. */
+    if ((status == DM_ERR_TIMEOUT || status == DM_ERR_PEER) && err != NULL) {
         dm_world_explain_missing(group->world, group->ranks, group->config.size, err);
     }
     if (status == DM_OK) {

@@ -2,7 +2,7 @@
  *
  * What a world writes into its store (all keys relative to the store it was given):
  *
- *     last/<rank>        the request that this rank made last
+ *     last/<rank>        the request that this rank made last, member of it or not
  *     agree/<identity>   "<rank> <request>" of the first member that came
  *     mark/<identity>    the text of a disagreement, left by who found it
  *
@@ -382,6 +382,22 @@ compare(dm_world *world, const char *identity, const char *request, const dm_wai
     return dm_error_set(err, DM_ERR_MISMATCH, "%s", found.text);
 }
 
+/* Whether there are others to talk to. */
+static bool
+has_others(const dm_world *world)
+{
+    return world->store != NULL && !world->simulated && world->size > 1;
+}
+
+/* Shows the others what this rank asked for last. */
+static dm_status
+publish_last(dm_world *world, const char *request, const dm_wait *wait, dm_error *err)
+{
+    char key[KEY_SIZE];
+    snprintf(key, sizeof(key), "last/%d", (int)world->rank);
+    return dm_store_set(world->store, key, request, strlen(request), wait, err);
+}
+
 dm_status
 dm_world_agree(dm_world *world, const char *members, const char *request,
                const dm_wait *wait, char identity[DM_IDENTITY_SIZE], dm_error *err)
@@ -399,10 +415,8 @@ dm_world_agree(dm_world *world, const char *members, const char *request,
     snprintf(name, sizeof(name), "%016" PRIx64 "%016" PRIx64 ".%" PRIu64, hash,
              hash_text(members, ~FNV_SEED), count);
 
-    if (world->store != NULL && !world->simulated && world->size > 1) {
-        char key[KEY_SIZE];
-        snprintf(key, sizeof(key), "last/%d", (int)world->rank);
-        DM_TRY(dm_store_set(world->store, key, request, strlen(request), wait, err));
+    if (has_others(world)) {
+        DM_TRY(publish_last(world, request, wait, err));
         DM_TRY(compare(world, name, request, wait, err));
     }
     memcpy(identity, name, sizeof(name));
@@ -410,11 +424,26 @@ dm_world_agree(dm_world *world, const char *members, const char *request,
 }
 
 dm_status
+dm_world_note(dm_world *world, const char *request, const dm_wait *wait, dm_error *err)
+{
+    DM_TRY(check_usable(world, err));
+    char *last = dm_strdup(request);
+    if (last == NULL) {
+        return dm_error_set_no_memory(err, "a request for a mesh");
+    }
+    pthread_mutex_lock(&world->lock);
+    dm_free(world->last_request);
+    world->last_request = last;
+    pthread_mutex_unlock(&world->lock);
+    return has_others(world) ? publish_last(world, request, wait, err) : DM_OK;
+}
+
+dm_status
 dm_world_check_marks(dm_world *world, const char *identity, const dm_wait *wait,
                      dm_error *err)
 {
     DM_TRY(check_usable(world, err));
-    if (world->store == NULL || world->simulated || world->size == 1) {
+    if (!has_others(world)) {
         return DM_OK;
     }
     char key[KEY_SIZE];
@@ -432,9 +461,14 @@ dm_world_check_marks(dm_world *world, const char *identity, const dm_wait *wait,
     return status;
 }
 
-/* --- explaining time-outs --------------------------------------------------------- */
+/* --- explaining ------------------------------------------------------------------- */
 
-enum { EXPLAINED_RANKS = 64 };
+/* What some ranks asked for last. */
+typedef struct asked {
+    int32_t ranks[DM_EXPLAINED_RANKS];
+    dm_bytes last[DM_EXPLAINED_RANKS]; /* data NULL: nothing yet */
+    int32_t count;
+} asked;
 
 static void
 append(dm_error *err, const char *format, ...) DM_PRINTF(2, 3);
@@ -449,58 +483,140 @@ append(dm_error *err, const char *format, ...)
     va_end(args);
 }
 
-void
-dm_world_explain_missing(dm_world *world, const int32_t *ranks, int32_t n,
-                         dm_error *err)
+/* Reads as far as the store answers in time. */
+static void
+read_asked(dm_world *world, const int32_t *ranks, int32_t n, const dm_wait *wait,
+           asked *a)
 {
-    if (world->store == NULL || world->simulated || check_usable(world, NULL) < 0) {
-        return;
+    a->count = 0;
+    for (int32_t i = 0; i < n && i < DM_EXPLAINED_RANKS; i++) {
+        if (ranks[i] == world->rank) {
+            continue;
+        }
+        char text[KEY_SIZE];
+        snprintf(text, sizeof(text), "last/%d", (int)ranks[i]);
+        const char *key = text;
+        bool there = false;
+        dm_bytes last = {NULL, 0};
+        if (dm_store_check(world->store, &key, 1, wait, &there, NULL) != DM_OK ||
+            (there && dm_store_get(world->store, key, wait, &last, NULL) != DM_OK)) {
+            return;
+        }
+        a->ranks[a->count] = ranks[i];
+        a->last[a->count++] = last;
     }
+}
+
+static void
+free_asked(asked *a)
+{
+    for (int32_t i = 0; i < a->count; i++) {
+        dm_bytes_free(&a->last[i]);
+    }
+}
+
+static bool
+same_request(const char *a, const char *b)
+{
+    return a == b || (a != NULL && b != NULL && strcmp(a, b) == 0);
+}
+
+/* "; ranks 2, 3 last asked for <request>" for the i-th and all after it that asked for
+ * the same, unless one before it did. */
+static void
+append_asked(const asked *a, int32_t i, dm_error *err)
+{
+    for (int32_t j = 0; j < i; j++) {
+        if (same_request(a->last[j].data, a->last[i].data)) {
+            return;
+        }
+    }
+    int32_t ranks[DM_EXPLAINED_RANKS] = {a->ranks[i]};
+    int32_t n = 1;
+    for (int32_t j = i + 1; j < a->count; j++) {
+        if (same_request(a->last[j].data, a->last[i].data)) {
+            ranks[n++] = a->ranks[j];
+        }
+    }
+    char text[DM_RANKS_TEXT_SIZE];
+    dm_text_ranks(ranks, n, text);
+    if (a->last[i].data == NULL) {
+        append(err, "; %s %s asked for nothing yet", text, n == 1 ? "has" : "have");
+    }
+    else {
+        append(err, "; %s last asked for %.*s", text, SHOWN_REQUEST, a->last[i].data);
+    }
+}
+
+/* All that differs from `mine` (which may be NULL), then `mine`. */
+static void
+append_differences(const asked *a, const char *mine, dm_error *err)
+{
+    bool differs = false;
+    for (int32_t i = 0; i < a->count; i++) {
+        const char *last = a->last[i].data;
+        if (last == NULL || !same_request(last, mine)) {
+            append_asked(a, i, err);
+            differs = differs || last != NULL;
+        }
+    }
+    if (differs && mine != NULL) {
+        append(err, "; this rank last asked for %.*s", SHOWN_REQUEST, mine);
+    }
+}
+
+/* What this rank asked for last; dm_free it. NULL: nothing (or no memory). */
+static char *
+copy_last_request(dm_world *world)
+{
     char *mine = NULL;
     pthread_mutex_lock(&world->lock);
     if (world->last_request != NULL) {
         mine = dm_strdup(world->last_request);
     }
     pthread_mutex_unlock(&world->lock);
+    return mine;
+}
 
+void
+dm_world_explain_missing(dm_world *world, const int32_t *ranks, int32_t n,
+                         dm_error *err)
+{
+    if (!has_others(world) || check_usable(world, NULL) < 0) {
+        return;
+    }
+    char *mine = copy_last_request(world);
     dm_wait wait = {dm_clock_deadline(2 * DM_NS_PER_S), NULL, NULL};
-    int32_t silent[EXPLAINED_RANKS];
-    int32_t silent_count = 0;
-    bool differs = false;
-    for (int32_t i = 0; i < n && i < EXPLAINED_RANKS; i++) {
-        if (ranks[i] == world->rank) {
-            continue;
-        }
-        char key[32];
-        snprintf(key, sizeof(key), "last/%d", (int)ranks[i]);
-        const char *keys[] = {key};
-        bool there = false;
-        if (dm_store_check(world->store, keys, 1, &wait, &there, NULL) != DM_OK) {
-            break;
-        }
-        if (!there) {
-            silent[silent_count++] = ranks[i];
-            continue;
-        }
-        dm_bytes last;
-        if (dm_store_get(world->store, key, &wait, &last, NULL) != DM_OK) {
-            break;
-        }
-        if (mine == NULL || strcmp(last.data, mine) != 0) {
-            append(err, "; rank %d last asked for %.*s", (int)ranks[i], SHOWN_REQUEST,
-                   last.data);
-            differs = true;
-        }
-        dm_bytes_free(&last);
-    }
-    if (silent_count > 0) {
-        char text[DM_RANKS_TEXT_SIZE];
-        dm_text_ranks(silent, silent_count, text);
-        append(err, "; %s %s asked for nothing yet", text,
-               silent_count == 1 ? "has" : "have");
-    }
-    if (differs && mine != NULL) {
-        append(err, "; this rank last asked for %.*s", SHOWN_REQUEST, mine);
-    }
+    asked a;
+    read_asked(world, ranks, n, &wait, &a);
+    append_differences(&a, mine, err);
+    free_asked(&a);
     dm_free(mine);
+}
+
+void
+dm_world_explain_outside(dm_world *world, const int32_t *ranks, int32_t n,
+                         const char *request, const dm_wait *wait, dm_error *err)
+{
+    if (!has_others(world) || check_usable(world, NULL) < 0 || n < 1) {
+        return;
+    }
+    /* Members that are about to ask would otherwise not be seen. */
+    char text[KEY_SIZE];
+    snprintf(text, sizeof(text), "last/%d", (int)ranks[0]);
+    const char *key = text;
+    if (dm_store_wait(world->store, &key, 1, wait, NULL) != DM_OK) {
+        return;
+    }
+    asked a;
+    read_asked(world, ranks, n, wait, &a);
+    for (int32_t i = 0; i < a.count; i++) {
+        if (a.last[i].data != NULL && !same_request(a.last[i].data, request)) {
+            append_asked(&a, i, err);
+        }
+    }
+    if (err->text[0] != '\0') {
+        append(err, "; this rank asked for %.*s", SHOWN_REQUEST, request);
+    }
+    free_asked(&a);
 }

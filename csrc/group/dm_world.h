@@ -85,11 +85,28 @@ dm_status
 dm_world_check_marks(dm_world *world, const char *identity, const dm_wait *wait,
                      dm_error *err);
 
-/* For time-outs: appends to err's text what the `n` ranks asked for last, where that
- * is not what this rank asked for last: "rank 3 last asked for ...; ranks 4, 5 have
- * asked for nothing yet". Waits two seconds at most, and only for the store. */
+/* Records the request of a rank outside the mesh as its last one, for the others' texts:
+ * a mesh of another size has other members, which agree among themselves. One set; in a
+ * simulated world or a world of one none. */
+dm_status
+dm_world_note(dm_world *world, const char *request, const dm_wait *wait, dm_error *err);
+
+/* As many ranks does an explanation ask about. */
+enum { DM_EXPLAINED_RANKS = 64 };
+
+/* For groups that do not come about: appends to err's text what the `n` ranks asked for
+ * last, where that is not what this rank asked for last: "ranks 2, 3 last asked for ...;
+ * rank 4 has asked for nothing yet; this rank last asked for ...". Waits two seconds at
+ * most, and only for the store. */
 void
 dm_world_explain_missing(dm_world *world, const int32_t *ranks, int32_t n,
                          dm_error *err);
+
+/* For a rank outside a mesh that is used there: appends to err's text (empty so far)
+ * what the mesh's members asked for last where that is not `request`. Waits for the
+ * first member to have asked for anything; says nothing when the wait ends before. */
+void
+dm_world_explain_outside(dm_world *world, const int32_t *ranks, int32_t n,
+                         const char *request, const dm_wait *wait, dm_error *err);
 
 #endif

@@ -52,6 +52,17 @@ py_mesh_root_largest(const py_mesh_root *root);
 int
 py_mesh_root_open(py_state *state, py_mesh_root *root, PyObject *request);
 
+/* For a rank outside: shows the members what it asked for. Waits for the store, GIL
+ * released. Returns 0 or -1. */
+int
+py_mesh_root_note(py_state *state, py_mesh_root *root, PyObject *request);
+
+/* For a rank outside: what the members last asked for where that is not `request`, as
+ * the end of a sentence ("; rank 0 last asked for ...") or "". Waits a second at most,
+ * GIL released. NULL with an exception where a signal handler raised. */
+PyObject *
+py_mesh_root_asked(py_mesh_root *root, PyObject *request);
+
 /* Adds a ready-made group. Returns 0 or -1. */
 int
 py_mesh_root_give(py_mesh_root *root, dm_group *group);

@@ -43,6 +43,24 @@ py_mesh_dim_name(py_mesh *self, int dim)
                                : PyUnicode_FromFormat("dim_%d", dim);
 }
 
+/* RuntimeError: this rank is not in the mesh; and what the members asked for, where it
+ * was something else. */
+static void
+raise_outside(py_mesh *self)
+{
+    PyObject *request = py_mesh_request(py_mesh_root_of(self));
+    PyObject *asked =
+        request == NULL ? NULL : py_mesh_root_asked(self->native, request);
+    Py_XDECREF(request);
+    if (asked != NULL) {
+        PyErr_Format(
+            PyExc_RuntimeError,
+            "rank %d is not in the mesh %R: it has no coordinate and no groups there%U",
+            (int)self->native->rank, self, asked);
+        Py_DECREF(asked);
+    }
+}
+
 /* Whether this rank can have groups of this mesh now; else an exception. */
 static int
 check_groups(py_state *state, py_mesh *self)
@@ -57,7 +75,7 @@ check_groups(py_state *state, py_mesh *self)
         return -1;
     }
     if (self->native->offset < 0) {
-        py_mesh_raise_outside(self);
+        raise_outside(self);
         return -1;
     }
     return 0;

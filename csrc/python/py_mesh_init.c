@@ -153,7 +153,8 @@ open_reused(py_state *state, py_mesh *self, PyObject *request)
     return result;
 }
 
-/* The members agree; the first thing of a mesh that communicates. */
+/* The members agree; ranks outside show what they asked for. The first thing of a mesh
+ * that communicates. */
 static int
 open_groups(py_state *state, py_mesh *self, int reuse)
 {
@@ -161,8 +162,10 @@ open_groups(py_state *state, py_mesh *self, int reuse)
     if (request == NULL) {
         return -1;
     }
-    int result = reuse ? open_reused(state, self, request)
-                       : py_mesh_root_open(state, self->native, request);
+    int result = self->native->offset < 0
+                     ? py_mesh_root_note(state, self->native, request)
+                 : reuse ? open_reused(state, self, request)
+                         : py_mesh_root_open(state, self->native, request);
     Py_DECREF(request);
     return result;
 }
@@ -198,7 +201,7 @@ init_mesh(py_state *state, py_mesh *self, const mesh_request *request,
     result = py_mesh_fill(self, native, NULL, layout, device_type, names, specs,
                           request->init_backend);
     layout = NULL;
-    if (result == 0 && request->init_backend && native->offset >= 0) {
+    if (result == 0 && request->init_backend) {
         result = open_groups(state, self, request->reuse);
         if (result < 0) {
             py_mesh_unfill(self);

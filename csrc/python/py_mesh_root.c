@@ -183,6 +183,47 @@ py_mesh_root_open(py_state *state, py_mesh_root *root, PyObject *request)
     return 0;
 }
 
+int
+py_mesh_root_note(py_state *state, py_mesh_root *root, PyObject *request)
+{
+    const char *text = PyUnicode_AsUTF8(request);
+    if (text == NULL) {
+        return -1;
+    }
+    dm_error err = DM_ERROR_INIT;
+    py_waiter waiter;
+    py_waiter_start(&waiter, dm_clock_deadline(dm_world_timeout(root->world)));
+    dm_status status = dm_world_note(root->world, text, &waiter.wait, &err);
+    py_waiter_stop(&waiter);
+    return status == DM_OK ? 0 : py_raise_int(state, &err);
+}
+
+PyObject *
+py_mesh_root_asked(py_mesh_root *root, PyObject *request)
+{
+    const char *text = PyUnicode_AsUTF8(request);
+    if (text == NULL) {
+        return NULL;
+    }
+    dm_error found = DM_ERROR_INIT;
+    if (root->world != NULL) {
+        int32_t ranks[DM_EXPLAINED_RANKS];
+        int64_t count = dm_ranks_size(root->ranks);
+        int32_t n = count < DM_EXPLAINED_RANKS ? (int32_t)count : DM_EXPLAINED_RANKS;
+        for (int32_t i = 0; i < n; i++) {
+            ranks[i] = dm_ranks_at(root->ranks, i);
+        }
+        py_waiter waiter;
+        py_waiter_start(&waiter, dm_clock_deadline(DM_NS_PER_S));
+        dm_world_explain_outside(root->world, ranks, n, text, &waiter.wait, &found);
+        py_waiter_stop(&waiter);
+        if (PyErr_Occurred()) {
+            return NULL;
+        }
+    }
+    return PyUnicode_DecodeUTF8(found.text, (Py_ssize_t)strlen(found.text), "replace");
+}
+
 /* --- groups --------------------------------------------------------------------- */
 
 int

@@ -321,6 +321,60 @@ members_disagree(void)
     dm_store_release(store);
 }
 
+/* Meshes of other members: each agrees, so only the last requests tell. */
+static void
+ranks_outside_are_explained(void)
+{
+    dm_error err = DM_ERROR_INIT;
+    dm_store *store = new_store();
+    dm_world *a = new_world(0, 4, store);
+    dm_world *b = new_world(1, 4, store);
+    dm_world *c = new_world(2, 4, store);
+    dm_world *d = new_world(3, 4, store);
+    char identity[DM_IDENTITY_SIZE];
+    int32_t members[] = {0, 1};
+    dm_wait at_once = {dm_clock_now(), NULL, NULL};
+
+    /* Nothing to say before a member has asked for anything. */
+    CHECK_OK(dm_world_note(c, "mesh (2,)", &forever, &err));
+    dm_error found = DM_ERROR_INIT;
+    dm_world_explain_outside(c, members, 2, "mesh (2,)", &at_once, &found);
+    CHECK_STR(found.text, "");
+
+    CHECK_OK(dm_world_agree(a, "0123", "mesh (4,)", &forever, identity, &err));
+    CHECK_OK(dm_world_agree(b, "0123", "mesh (4,)", &forever, identity, &err));
+    CHECK_OK(dm_world_note(d, "mesh (2,)", &forever, &err));
+    dm_world_explain_outside(c, members, 2, "mesh (2,)", &forever, &found);
+    CHECK_STR(found.text, "; ranks 0, 1 last asked for mesh (4,); this rank asked for "
+                          "mesh (2,)");
+
+    int32_t all[] = {0, 1, 2, 3};
+    dm_error_set(&err, DM_ERR_TIMEOUT, "timed out");
+    dm_world_explain_missing(a, all, 4, &err);
+    CHECK_STR(err.text,
+              "timed out; ranks 2, 3 last asked for mesh (2,); this rank last "
+              "asked for mesh (4,)");
+
+    /* A member that asked for the same is not worth a word. */
+    CHECK_OK(dm_world_agree(b, "01", "mesh (2,)", &forever, identity, &err));
+    found = (dm_error)DM_ERROR_INIT;
+    dm_world_explain_outside(c, members, 2, "mesh (2,)", &forever, &found);
+    CHECK_STR(found.text, "; rank 0 last asked for mesh (4,); this rank asked for mesh "
+                          "(2,)");
+    CHECK_OK(dm_world_agree(a, "01", "mesh (2,)", &forever, identity, &err));
+    found = (dm_error)DM_ERROR_INIT;
+    dm_world_explain_outside(c, members, 2, "mesh (2,)", &forever, &found);
+    CHECK_STR(found.text, "");
+
+    dm_world_close(d);
+    CHECK_INT(dm_world_note(d, "mesh (2,)", &forever, &err), DM_ERR_CLOSED);
+    dm_world_release(a);
+    dm_world_release(b);
+    dm_world_release(c);
+    dm_world_release(d);
+    dm_store_release(store);
+}
+
 static void
 missing_ranks_are_explained(void)
 {
@@ -937,9 +991,10 @@ out_of_memory_is_an_error(void)
 }
 
 TEST_MAIN(TEST(world_refuses_bad_arguments), TEST(members_agree),
-          TEST(members_disagree), TEST(missing_ranks_are_explained),
-          TEST(closed_world_refuses), TEST(group_refuses_bad_ranks),
-          TEST(groups_without_peers_are_local), TEST(first_operation_connects),
+          TEST(members_disagree), TEST(ranks_outside_are_explained),
+          TEST(missing_ranks_are_explained), TEST(closed_world_refuses),
+          TEST(group_refuses_bad_ranks), TEST(groups_without_peers_are_local),
+          TEST(first_operation_connects),
           TEST(refused_operation_leaves_the_group_whole),
           TEST(failure_breaks_the_group), TEST(time_out_of_a_connect_is_explained),
           TEST(connect_finds_the_mark), TEST(works_keep_their_order),

@@ -10,7 +10,9 @@ import devicemesh
 from devicemesh import (
     ClosedError,
     DeviceMesh,
+    GroupTimeoutError,
     MismatchError,
+    PeerError,
     World,
     init_device_mesh,
 )
@@ -128,6 +130,67 @@ def test_other_timeout_is_a_mismatch(rank, world_size):
         MismatchError, match=r"rank 1 for cpu mesh \(2,\), time-outs in seconds \[5"
     ):
         init_device_mesh("cpu", (2,), timeout=timeout).get_group().barrier()
+
+
+@pytest.mark.ranks(4)
+def test_meshes_of_different_sizes(rank, world_size):
+    """They have different members, so nobody disagrees: only waiting can show it. Whoever
+    waits, and who is in no mesh that was asked for, sees both shapes."""
+    shape = (4,) if rank < 2 else (2,)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("a",))
+    store = devicemesh.default_world().store
+    store.set(f"asked/{rank}", "")
+    store.wait([f"asked/{other}" for other in range(4)])
+    if rank >= 2:
+        with pytest.raises(RuntimeError) as error:
+            mesh.get_group("a")
+        text = str(error.value)
+        assert f"rank {rank} is not in the mesh DeviceMesh((a=2), 'cpu', stride=(1,))" in text
+        assert "ranks 0, 1 last asked for cpu mesh (4,) with names ('a',)" in text
+        assert "this rank asked for cpu mesh (2,) with names ('a',)" in text
+    else:
+        group = mesh.get_group("a")
+        group.timeout = 1 if rank == 0 else 600  # rank 1 hears that rank 0 has left
+        with pytest.raises(GroupTimeoutError if rank == 0 else PeerError) as error:
+            group.all_reduce(np.zeros(1))
+        text = str(error.value)
+        assert "ranks 2, 3 last asked for cpu mesh (2,) with names ('a',)" in text
+        assert "this rank last asked for cpu mesh (4,) with names ('a',)" in text
+
+
+@pytest.mark.ranks(3)
+def test_a_rank_outside_hears_of_members_that_come_later(rank, world_size):
+    store = devicemesh.default_world().store
+    if rank == 2:
+        mesh = DeviceMesh("cpu", [0, 1])
+        store.set("made", "")
+        with pytest.raises(RuntimeError, match=r"; rank 0 last asked for cpu mesh \(3,\)"):
+            mesh.get_group()
+        store.set("heard", "")
+    elif rank == 0:
+        store.wait(["made"])
+        init_device_mesh("cpu", (3,))
+    store.wait(["heard"])
+
+
+@pytest.mark.ranks(4)
+def test_outside_a_mesh_that_the_members_did_ask_for(rank, world_size):
+    """No word of others, and no wait for members that make their mesh elsewhere."""
+    halves = [DeviceMesh("cpu", half) for half in ([0, 1], [2, 3])]
+    mine, other = halves if rank < 2 else halves[::-1]
+    assert sum_of_ranks(mine.get_group(), rank) == [sum(mine.mesh.tolist()), 2]
+    assert other.get_coordinate() is None
+    whole = init_device_mesh("cpu", (4,))
+    if rank < 3:
+        half = DeviceMesh("cpu", [0, 1, 2])
+        assert sum_of_ranks(half.get_group(), rank) == [3, 3]
+    assert sum_of_ranks(whole.get_group(), rank) == [6, 4]
+    last = DeviceMesh("cpu", [0, 1])
+    whole.get_group().barrier()
+    if rank >= 2:
+        with pytest.raises(RuntimeError) as error:
+            last.get_group()
+        assert str(error.value).endswith("it has no coordinate and no groups there")
 
 
 @pytest.mark.ranks(4)
