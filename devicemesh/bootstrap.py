@@ -93,19 +93,9 @@ def init_world(store=None, rank=None, world_size=None, timeout=None):
         (0, 1)
         >>> devicemesh.close_world()
     """
-    with _lock:
-        if is_initialized():
-            raise _core.DeviceMeshError(
-                "there is a default world already: close_world() ends it, "
-                "World(store, rank, size) makes others beside it"
-            )
-        close_world()  # one that was closed by hand may have left its connection
-        if store is not None or rank is not None or world_size is not None:
-            world = _explicit_world(store, rank, world_size, timeout)
-        else:
-            world = _environment_world(timeout)
-        _core._set_default_world(world)
-        return world
+    if store is not None or rank is not None or world_size is not None:
+        return _install(lambda: _explicit_world(store, rank, world_size, timeout))
+    return _install(lambda: _environment_world(timeout))
 
 
 def close_world() -> None:
@@ -124,6 +114,20 @@ def close_world() -> None:
         client.close()
 
 
+def _install(make):
+    """Makes make()'s world the default one."""
+    with _lock:
+        if is_initialized():
+            raise _core.DeviceMeshError(
+                "there is a default world already: close_world() ends it, "
+                "World(store, rank, size) makes others beside it"
+            )
+        close_world()  # one that was closed by hand may have left its connection
+        world = make()
+        _core._set_default_world(world)
+        return world
+
+
 def _explicit_world(store, rank, world_size, timeout):
     missing = [
         name for name, value in (("rank", rank), ("world_size", world_size)) if value is None
@@ -138,8 +142,9 @@ def _explicit_world(store, rank, world_size, timeout):
     return _core.World(store, rank, world_size, timeout)
 
 
-def _environment_world(timeout):
-    values = {name: os.environ.get(name, "") for name in _VARIABLES}
+def _environment_world(timeout, given=None):
+    """From the launcher's variables; what is in `given` counts more."""
+    values = {name: os.environ.get(name, "") for name in _VARIABLES} | (given or {})
     missing = [name for name, value in values.items() if not value]
     if len(missing) == len(values):
         return _core.World(None, 0, 1, timeout)

@@ -1,0 +1,134 @@
+"""``torch.distributed`` without torch: the same names and signatures.
+
+    import devicemesh.distributed as dist
+
+runs a script on CPU that was written for torch's, on numpy arrays as on torch tensors.
+``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` group ranks. Where
+devicemesh does more than torch, the function says so; what is left out is listed, with
+reasons, in tests/torch/test_signatures.py.
+"""
+
+from devicemesh._core import (
+    DeviceMeshError,
+    FileStore,
+    HashStore,
+    PeerError,
+    PrefixStore,
+    ProcessGroup,
+    QueueEmptyError,
+    Store,
+    StoreError,
+    TCPStore,
+    Work,
+)
+from devicemesh.device_mesh import DeviceMesh, init_device_mesh
+from devicemesh.distributed import device_mesh
+from devicemesh.distributed.collectives import (
+    all_gather_into_tensor,
+    all_gather_single,
+    all_reduce,
+    barrier,
+    broadcast,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
+    supports_complex,
+)
+from devicemesh.distributed.groups import (
+    get_backend,
+    get_backend_config,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    split_group,
+)
+from devicemesh.distributed.lifecycle import (
+    destroy_process_group,
+    get_node_local_rank,
+    get_pg_count,
+    init_process_group,
+    is_initialized,
+)
+from devicemesh.distributed.messages import recv, send
+from devicemesh.distributed.names import (
+    Backend,
+    get_default_backend_for_device,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+    is_ucc_available,
+    is_xccl_available,
+)
+from devicemesh.distributed.state import GroupMember, default_pg_timeout, group
+from devicemesh.reduce_op import ReduceOp
+
+# torch's names of what these functions raise.
+DistError = DeviceMeshError
+DistBackendError = DeviceMeshError
+DistNetworkError = PeerError
+DistStoreError = StoreError
+
+__all__ = [
+    "Backend",
+    "DeviceMesh",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "FileStore",
+    "GroupMember",
+    "HashStore",
+    "PrefixStore",
+    "ProcessGroup",
+    "QueueEmptyError",
+    "ReduceOp",
+    "Store",
+    "TCPStore",
+    "Work",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "default_pg_timeout",
+    "destroy_process_group",
+    "device_mesh",
+    "get_backend",
+    "get_backend_config",
+    "get_default_backend_for_device",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_pg_count",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_device_mesh",
+    "init_process_group",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "recv",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "send",
+    "split_group",
+    "supports_complex",
+]

@@ -1,0 +1,164 @@
+"""devicemesh.distributed over several processes: ways to meet, ranks, groups, results."""
+
+import os
+import socket
+
+import numpy as np
+import pytest
+
+import devicemesh
+import devicemesh.distributed as dist
+
+NEVER = 600  # seconds: a test that waited for this time-out would run into its deadline
+
+
+@pytest.fixture
+def joined():
+    dist.init_process_group("gloo", timeout=NEVER)
+    yield dist.group.WORLD
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def total(value, **named):
+    """The sum over the ranks of the group."""
+    array = np.array([float(value)])
+    dist.all_reduce(array, **named)
+    return array[0]
+
+
+# --- meeting --------------------------------------------------------------------------
+
+
+def free_port(shared_path, rank, world_size):
+    """One that all ranks learn of, from a socket that rank 0 has bound and closed."""
+    with devicemesh.FileStore(str(shared_path / "port")) as store:
+        if rank == 0:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                store.set("port", str(server.getsockname()[1]))
+        return int(store.get("port"))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["env", "arguments", "tcp", "query", "file", "store"])
+def test_ways_to_meet_again_and_again(how, rank, world_size, shared_path, monkeypatch):
+    place = {"rank": rank, "world_size": world_size}
+    if how == "env":
+        arguments = {"init_method": "env://"}
+    elif how == "arguments":
+        monkeypatch.delenv("RANK")
+        monkeypatch.delenv("WORLD_SIZE")
+        arguments = place
+    elif how == "tcp":
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
+        port = free_port(shared_path, rank, world_size)
+        arguments = {"init_method": f"tcp://127.0.0.1:{port}", **place}
+    elif how == "query":
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        arguments = {"init_method": f"tcp://{address}?rank={rank}&world_size={world_size}"}
+    elif how == "file":
+        arguments = {"init_method": f"file://{shared_path}/meeting", **place}
+    else:
+        arguments = {"store": devicemesh.FileStore(str(shared_path / "store")), **place}
+    for _ in range(3):
+        dist.init_process_group("gloo", timeout=NEVER, **arguments)
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
+        assert total(rank + 1) == 3
+        dist.barrier()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+
+
+# --- ranks and groups -----------------------------------------------------------------
+
+
+@pytest.mark.ranks(4)
+def test_global_and_group_ranks(joined, rank):
+    """Groups whose group ranks are not the global ones."""
+    group = dist.new_group([3, 1])
+    reverse = dist.new_group([3, 1], sort_ranks=False)
+    if rank in (1, 3):
+        assert dist.get_rank(group) == (1, 3).index(rank)
+        assert dist.get_rank(reverse) == (3, 1).index(rank)
+        for group_in_use in (group, reverse):
+            value = np.array([rank])
+            dist.broadcast(value, src=3, group=group_in_use)
+            assert value == 3
+        value = np.array([rank])
+        dist.broadcast(value, group_src=1, group=reverse)
+        assert value == 1
+        gathered = np.empty(2)
+        dist.all_gather_into_tensor(gathered, np.array([float(rank)]), group=reverse)
+        assert gathered.tolist() == [3, 1]
+        if rank == 1:
+            dist.send(value, dst=3, group=reverse, tag=5)
+            dist.send(value, group_dst=0, group=reverse)
+        else:
+            assert dist.recv(value, group=reverse, tag=5) == 1
+            assert dist.recv(value, src=1, group=reverse) == 1
+    else:
+        assert group == reverse == dist.GroupMember.NON_GROUP_MEMBER
+    dist.barrier()
+
+
+@pytest.mark.ranks(4)
+def test_subgroups(joined, rank):
+    rows, _ = dist.new_subgroups(2)
+    columns, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    assert total(rank, group=rows) == (1 if rank < 2 else 5)
+    assert total(rank, group=columns) == (2 if rank % 2 == 0 else 4)
+    part = dist.split_group(None, [[3, 0], [1, 2]])
+    assert total(rank, group=part) == 3
+    dist.destroy_process_group(rows)
+    assert total(1, group=columns) == 2
+    assert total(1) == 4
+
+
+@pytest.mark.ranks(4)
+def test_groups_of_a_mesh(rank):
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    assert dist.is_initialized()
+    assert total(rank, group=mesh.get_group("tp")) == (1 if rank < 2 else 5)
+    assert dist.get_process_group_ranks(mesh.get_group("dp")) == [rank % 2, rank % 2 + 2]
+    assert total(1) == 4
+    dist.destroy_process_group()
+
+
+# --- results --------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_collectives(joined, rank, world_size, async_op):
+    def call(function, *arguments, **named):
+        work = function(*arguments, **named, async_op=async_op)
+        assert work.wait() if async_op else work is None
+
+    value = np.full(3, rank + 1.0)
+    call(dist.all_reduce, value, dist.ReduceOp.PRODUCT)
+    np.testing.assert_array_equal(value, 24)
+    value = np.full(3, rank)
+    call(dist.broadcast, value, 2)
+    np.testing.assert_array_equal(value, 2)
+    for gather in (dist.all_gather_into_tensor, dist.all_gather_single):
+        gathered = np.empty((4, 1))
+        call(gather, gathered, np.array([float(rank)]))
+        np.testing.assert_array_equal(gathered[:, 0], range(4))
+    for scatter in (dist.reduce_scatter_tensor, dist.reduce_scatter_single):
+        piece = np.empty(1)
+        call(scatter, piece, np.arange(4.0), op=dist.ReduceOp.SUM)
+        assert piece == 4 * rank
+    call(dist.barrier)
+
+
+@pytest.mark.ranks(2)
+def test_a_barrier_that_times_out(joined, rank):
+    store = devicemesh.default_world().store
+    if rank == 0:
+        with pytest.raises(devicemesh.GroupTimeoutError):
+            dist.barrier(timeout=0.05)
+        store.set("gave up", "")
+    else:
+        store.wait(["gave up"])
+        dist.barrier()
+    dist.barrier()
