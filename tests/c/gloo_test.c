@@ -10,10 +10,13 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -1043,9 +1046,53 @@ fork_and_meet(rank *r)
     barrier(r);
 }
 
+/* A child that outlives its killed parent does not hold its connections. */
+static void
+die_with_a_child(rank *r)
+{
+    barrier(r);
+    if (r->rank == 0) {
+        float data = 0;
+        dm_op op = {.kind = DM_OP_RECV, .root = 1, .output = &data, .count = 1};
+        expect_peer(r, op, "rank 11 (group rank 1) closed its connection");
+        atomic_store(r->shared, 2);
+        return;
+    }
+    int fds = count_fds();
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(TEST_TIMEOUT_S);
+        CHECK_INT(fds - count_fds(), r->size - 1);
+        atomic_store(r->shared, 1);
+        wait_for(r->shared, 2);
+        _exit(0);
+    }
+    wait_for(r->shared, 1);
+    CHECK_INT(count_fds(), fds);
+    raise(SIGKILL);
+}
+
+/* What is executed has none of them. */
+static void
+execute(rank *r)
+{
+    barrier(r);
+    for (int fd = 3; fd < 100; fd++) {
+        struct sockaddr_in peer;
+        socklen_t size = sizeof(peer);
+        if (getpeername(fd, (struct sockaddr *)&peer, &size) == 0) {
+            CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+        }
+    }
+    barrier(r);
+}
+
 static void
 leftovers(void)
 {
+    run_ranks_killing(2, die_with_a_child, true, 1 << 1);
+    run_ranks(3, execute);
     run_ranks_killing(3, leave_nothing, false, 0);
     run_ranks(2, fork_and_meet);
 }

@@ -17,6 +17,7 @@ extern "C" {
 #include "backend/dm_backend.h"
 #include "backend/gloo/dm_gloo_meet.h"
 #include "backend/gloo/dm_gloo_report.h"
+#include "backend/gloo/dm_gloo_sockets.h"
 #include "backend/gloo/dm_netif.h"
 #include "backend/reduce/dm_reduce.h"
 #include "base/dm_alloc.h"

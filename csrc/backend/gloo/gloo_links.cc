@@ -291,6 +291,7 @@ Links::connect(const std::string &stage, const std::vector<int> &wanted,
     }
     Opening(*device_, *transport_, waiter_, peers, std::move(addresses)).wait();
     greet(stage, peers);
+    dm_gloo_sockets_note(this, mine.data(), theirs.data(), peers.size(), address_size);
 }
 
 /* A connection is open on one side before the other side knows. A message each way
@@ -316,6 +317,7 @@ Links::shut() noexcept
     if (transport_ == nullptr) {
         return;
     }
+    dm_gloo_sockets_forget(this);
     for (int peer = 0; peer < size_; peer++) {
         auto &pair = transport_->getPair(peer);
         if (pair != nullptr) {
