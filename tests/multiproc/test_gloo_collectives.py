@@ -213,6 +213,55 @@ def test_transport(group):
     assert (group.backend, group.transport) == ("gloo", "tcp")
 
 
+def step(group, dice, rank, world_size):
+    """One operation that the dice choose, the same on every rank, and its check."""
+    kind = dice.choice(["reduce", "broadcast", "gather", "scatter", "exchange", "send", "barrier"])
+    count = int(dice.choice([0, 1, 5, 1000, 30_000]))
+    root = int(dice.integers(world_size))
+    salt = int(dice.integers(1000))
+    inputs = [data_of(salt + r, count * world_size, "i4") for r in range(world_size)]
+    mine = slice(count * rank, count * (rank + 1))
+    if kind == "reduce":
+        op = str(dice.choice(["sum", "max", "bxor"]))
+        value = inputs[rank].copy()
+        group.all_reduce(value, op)
+        check(value, combine(inputs, op), (kind, op, count))
+    elif kind == "broadcast":
+        value = inputs[rank].copy()
+        group.broadcast(value, root=root)
+        check(value, inputs[root], (kind, count, root))
+    elif kind == "gather":
+        gathered = np.empty(count * world_size, "i4")
+        group.all_gather_into_tensor(gathered, inputs[rank][:count])
+        check(gathered, np.concatenate([i[:count] for i in inputs]), (kind, count))
+    elif kind == "scatter":
+        piece = np.empty(count, "i4")
+        group.reduce_scatter_tensor(piece, inputs[rank])
+        check(piece, combine(inputs, "sum")[mine], (kind, count))
+    elif kind == "exchange":
+        exchanged = np.empty(count * world_size, "i4")
+        group.all_to_all_single(exchanged, inputs[rank])
+        check(exchanged, np.concatenate([i[mine] for i in inputs]), (kind, count))
+    elif kind == "send":
+        to = (root + 1) % world_size
+        if rank == root:
+            group.send(inputs[root], to, salt)
+        elif rank == to:
+            got = np.empty(count * world_size, "i4")
+            group.recv(got, root, salt)
+            check(got, inputs[root], (kind, count))
+    else:
+        group.barrier()
+
+
+@pytest.mark.ranks(2, 3, 8, timeout=120)
+def test_a_random_program(group, rank, world_size):
+    """Operations that follow each other without a barrier do not mix."""
+    dice = np.random.default_rng(20_220_518)
+    for _ in range(150):
+        step(group, dice, rank, world_size)
+
+
 # --- what goes wrong ---------------------------------------------------------------------
 
 
