@@ -21,7 +21,7 @@ import devicemesh
 from devicemesh import GroupTimeoutError, MismatchError, PeerError
 
 NEVER = 600
-COUNTS = [0, 1, 7, 4097, 64 * 1024 + 1]
+COUNTS = [0, 1, 7, 4097, 64 * 1024 + 1, 600 * 1024 + 1]
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 FLOATS = ["f2", "f4", "f8"]
 COMPLEX = ["c8", "c16"]

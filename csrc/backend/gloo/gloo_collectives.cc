@@ -19,11 +19,14 @@ namespace dm_gloo {
 
 namespace {
 
-/* Up to here reduce_scatter sends every piece straight to its owner. */
+/* Up to here, counted over all members, reduce_scatter and all_gather send every piece
+ * straight to where it goes. */
 constexpr size_t kDirectBytes = 256 * 1024;
 
-/* Up to here all_reduce is a matter of latency. */
-constexpr size_t kDoublingBytes = 16 * 1024;
+/* Up to here all_reduce is a matter of latency, and beyond the second one of bandwidth
+ * alone. (Measured on loopback: benchmarks/native.) */
+constexpr size_t kDoublingBytes = 128 * 1024;
+constexpr size_t kHalvingBytes = 2 * 1024 * 1024;
 
 /* What travels at once in a ring: large enough to be cheap, small enough that
  * reducing one segment overlaps with receiving the next. */
@@ -155,16 +158,28 @@ all_reduce_doubling(const Run &run)
     }
 }
 
+/* Halving and doubling talks to ranks at distances of powers of two, and of other
+ * factors of the size where it has some. */
+bool
+can_halve(const Run &run)
+{
+    return run.links.is_full() || (run.size & (run.size - 1)) == 0;
+}
+
 void
 all_reduce(const Run &run)
 {
+    using Algorithm = gloo::AllreduceOptions::Algorithm;
     const dm_op &op = run.op;
-    if (op.count * run.width <= kDoublingBytes) {
+    const size_t bytes = op.count * run.width;
+    if (bytes <= kDoublingBytes) {
         all_reduce_doubling(run);
         finish(run, op.output, op.count);
         return;
     }
     gloo::AllreduceOptions options(run.context());
+    options.setAlgorithm(bytes <= kHalvingBytes && can_halve(run) ? Algorithm::BCUBE
+                                                                  : Algorithm::RING);
     options.setReduceFunction(kernel(op));
     with_element(op.dtype, [&](auto element) {
         using T = decltype(element);
@@ -396,6 +411,29 @@ sum_of(const size_t *counts, int size)
     return std::accumulate(counts, counts + size, size_t(0));
 }
 
+/* Everybody's piece of `bytes` straight to everybody. */
+void
+gather_direct(const Run &run, size_t bytes)
+{
+    auto offset = [&](int peer) { return bytes * static_cast<size_t>(peer); };
+    Buffer out(run.transport(), run.op.output, offset(run.size));
+    char *mine = static_cast<char *>(run.op.output) + offset(run.rank);
+    if (run.op.input != nullptr && run.op.input != mine) {
+        std::memcpy(mine, run.op.input, bytes);
+    }
+    for (int step = 1; step < run.size; step++) {
+        int from = (run.rank - step + run.size) % run.size;
+        out.recv(from, 0, offset(from), bytes);
+    }
+    for (int step = 1; step < run.size; step++) {
+        out.send((run.rank + step) % run.size, 0, offset(run.rank), bytes);
+    }
+    for (int step = 1; step < run.size; step++) {
+        out.waitRecv();
+        out.waitSend();
+    }
+}
+
 void
 all_gather(const Run &run)
 {
@@ -417,6 +455,10 @@ all_gather(const Run &run)
         return;
     }
     const size_t bytes = op.count * run.width;
+    if (run.links.is_full() && bytes * static_cast<size_t>(run.size) <= kDirectBytes) {
+        gather_direct(run, bytes);
+        return;
+    }
     gloo::AllgatherOptions options(run.context());
     if (op.input != nullptr && op.input != static_cast<char *>(op.output) +
                                                bytes * static_cast<size_t>(run.rank)) {
