@@ -2,10 +2,12 @@
 
 import os
 import re
+import signal
+import sys
 import textwrap
 
 import pytest
-from processes import is_gone
+from processes import is_gone, wait_until
 
 from devicemesh.testing.ranks import run_ranks
 
@@ -430,6 +432,31 @@ def test_what_a_rank_started_ends_with_it(run, tmp_path):
     result.assert_outcomes(passed=1)
     pid = int(note.read_text())
     assert is_gone(pid)
+
+
+# --- pytest itself ends -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_pytest(pytester, signum):
+    pytester.makepyfile(
+        """
+        import os, signal, pytest
+        @pytest.mark.ranks(2)
+        def test_it(rank, pytestconfig):
+            (pytestconfig.rootpath / f"pid{rank}.part").write_text(str(os.getpid()))
+            os.rename(f"pid{rank}.part", f"pid{rank}")
+            while True: signal.pause()
+        """
+    )
+    command = (sys.executable, "-m", "pytest", "-p", "devicemesh.testing.plugin")
+    process = pytester.popen(command)
+    notes = [pytester.path / f"pid{rank}" for rank in range(2)]
+    wait_until(lambda: all(note.exists() for note in notes), "start of the ranks")
+    process.send_signal(signum)
+    process.communicate(timeout=60)
+    for note in notes:
+        wait_until(lambda pid=note.read_text(): is_gone(pid), "end of a rank")
 
 
 # --- the function beneath -----------------------------------------------------------------
