@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 
@@ -449,14 +450,18 @@ def test_no_rank_outlives_pytest(pytester, signum):
             while True: signal.pause()
         """
     )
-    command = (sys.executable, "-m", "pytest", "-p", "devicemesh.testing.plugin")
-    process = pytester.popen(command)
+    command = [sys.executable, "-m", "pytest", "-p", "devicemesh.testing.plugin"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     notes = [pytester.path / f"pid{rank}" for rank in range(2)]
-    wait_until(lambda: all(note.exists() for note in notes), "start of the ranks")
-    process.send_signal(signum)
-    process.communicate(timeout=60)
-    for note in notes:
-        wait_until(lambda pid=note.read_text(): is_gone(pid), "end of a rank")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
+        try:
+            wait_until(lambda: all(note.exists() for note in notes), "start of the ranks")
+            process.send_signal(signum)
+            process.wait(timeout=60)
+        finally:
+            process.kill()
+    pids = [note.read_text() for note in notes]
+    wait_until(lambda: all(map(is_gone, pids)), "end of the ranks")
 
 
 # --- the function beneath -----------------------------------------------------------------
