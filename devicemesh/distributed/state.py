@@ -137,3 +137,12 @@ def peer(group: ProcessGroup, global_rank: int | None, group_rank: int | None, n
     if global_rank is None:
         raise ValueError(f"either {name} or group_{name} must be given")
     return group_rank_of(group, global_rank)
+
+
+def peer_or_0(
+    group: ProcessGroup, global_rank: int | None, group_rank: int | None, name: str
+) -> int:
+    """The same, where neither means global rank 0."""
+    if global_rank is None and group_rank is None:
+        global_rank = 0
+    return peer(group, global_rank, group_rank, name)

@@ -150,6 +150,30 @@ def test_collectives(joined, rank, world_size, async_op):
         assert piece == 4 * rank
     call(dist.barrier)
 
+    value = np.full(2, rank + 1.0)
+    call(dist.reduce, value, 3)
+    np.testing.assert_array_equal(value, 10 if rank == 3 else rank + 1)
+    mine, outputs = np.full(2, rank), [np.empty(2, int) for _ in range(4)]
+    call(dist.all_gather, outputs, mine)
+    assert [each[1] for each in outputs] == [0, 1, 2, 3]
+    outputs = [np.empty(2, int) for _ in range(4)]
+    call(dist.gather, mine, outputs if rank == 1 else [], dst=1)
+    if rank == 1:
+        assert [each[1] for each in outputs] == [0, 1, 2, 3]
+    got = np.empty(2, int)
+    call(dist.scatter, got, [mine + 10 * i for i in range(4)] if rank == 2 else None, src=2)
+    np.testing.assert_array_equal(got, 2 + 10 * rank)
+    got = np.empty(2, int)
+    call(dist.reduce_scatter, got, [mine + 10 * i for i in range(4)])
+    np.testing.assert_array_equal(got, 6 + 40 * rank)
+    call(dist.all_to_all, outputs, [mine + 10 * i for i in range(4)])
+    assert [each[1] for each in outputs] == [10 * rank + i for i in range(4)]
+    # The first dim is split: i + 1 rows for rank i.
+    sent = np.repeat(np.arange(4), [1, 2, 3, 4])[:, None] + 10.0 * rank
+    got = np.empty((4 * (rank + 1), 1))
+    call(dist.all_to_all_single, got, sent, [rank + 1] * 4, [1, 2, 3, 4])
+    np.testing.assert_array_equal(got[:, 0], np.repeat(10.0 * np.arange(4) + rank, rank + 1))
+
 
 @pytest.mark.ranks(2)
 def test_a_barrier_that_times_out(joined, rank):

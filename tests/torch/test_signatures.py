@@ -32,7 +32,7 @@ LEFT_OUT = {
         "register_rendezvous_handler",
         "rendezvous",
     },
-    "names of types that mark arguments": {"GroupName", "RankType", "remote_device"},
+    "names of types that mark arguments": {"GroupName", "RankType"},
     "torch's own debugging and logging": {
         "DebugLevel",
         "breakpoint",
@@ -43,31 +43,20 @@ LEFT_OUT = {
     "deprecated in torch": {"reduce_op"},
     "for NCCL alone": {"shrink_group"},
     "not there yet": {
-        "P2POp",
-        "all_gather",
         "all_gather_coalesced",
         "all_gather_object",
         "all_reduce_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "batch_isend_irecv",
         "broadcast_object_list",
-        "gather",
         "gather_object",
-        "irecv",
-        "isend",
         "monitored_barrier",
         "recv_object_list",
-        "reduce",
-        "reduce_scatter",
-        "scatter",
         "scatter_object_list",
         "send_object_list",
     },
 }
 
 # Modules that torch.distributed happens to hold, and what it imports for its own use.
-NOT_API = {"timedelta"}
+NOT_API = {"log", "timedelta"}
 
 FUNCTIONS = sorted(
     name
@@ -80,7 +69,7 @@ FUNCTIONS = sorted(
 
 def public_names():
     names = {name for name in dir(theirs) if not name.startswith("_")}
-    modules = {name for name in names if type(getattr(theirs, name)) is ModuleType}
+    modules = {name for name in names if issubclass(type(getattr(theirs, name)), ModuleType)}
     return names - modules - NOT_API | (set(distributed_c10d.__all__) & names)
 
 
@@ -108,6 +97,10 @@ def comparable(default):
     if isinstance(default, theirs.ReduceOp.RedOpType):
         return default.name.lower()
     return default
+
+
+def test_p2p_op():
+    assert parameters(ours.P2POp) == parameters(theirs.P2POp)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -166,6 +166,30 @@ def test_bad_ranks(eight):
         dist.get_global_rank(group, 3)
 
 
+def test_bad_batches(eight):
+    one = np.ones(1)
+    with pytest.raises(ValueError, match="op must be isend or irecv"):
+        dist.P2POp(dist.send, one, 0)
+    with pytest.raises(ValueError, match="either peer or group_peer"):
+        dist.P2POp(dist.isend, one)
+    with pytest.raises(ValueError, match="not in the group"):
+        dist.P2POp(dist.isend, one, group=OUTSIDE)
+    for bad in ([], None, [1], (dist.P2POp(dist.isend, one, 0),)):
+        with pytest.raises(ValueError, match="p2p_op_list must be a list of P2POp"):
+            dist.batch_isend_irecv(bad)
+    pair = [dist.P2POp(dist.isend, one, 1, group=g) for g in (None, dist.new_group([1, 5]))]
+    assert [each.group_peer for each in pair] == [1, 0]
+    assert repr(pair[0]) == "P2POp(isend, peer=1, tag=0)"
+    with pytest.raises(ValueError, match="must be in one group"):
+        dist.batch_isend_irecv(pair)
+
+
+def test_lists_only_where_they_belong(eight):
+    for call in (dist.gather, dist.scatter):
+        with pytest.raises(ValueError, match=r"puts must be"):
+            call(np.ones(1), [np.ones(1)] * 8)  # rank 0 is the one
+
+
 def test_local_rank(monkeypatch):
     with pytest.raises(RuntimeError, match="LOCAL_RANK is not in the environment"):
         dist.get_node_local_rank()
@@ -229,6 +253,14 @@ def test_a_world_of_one(one):
     dist.reduce_scatter_tensor(out, value)
     dist.all_gather_single(out, value)
     dist.reduce_scatter_single(out, value)
+    dist.reduce(value, 0)
+    dist.all_gather([out], value)
+    dist.gather(value, [out])
+    dist.scatter(out, [value])
+    dist.reduce_scatter(out, [value])
+    dist.all_to_all([out], [value])
+    dist.all_to_all_single(out, value)
+    dist.all_to_all_single(out, value, [3], [3])
     dist.barrier()
     dist.barrier(timeout=timedelta(seconds=60))
     assert dist.barrier(async_op=True).wait()
@@ -350,7 +382,16 @@ def test_outside(eight):
         ("reduce_scatter_tensor", 2, None),
         ("reduce_scatter_single", 2, None),
         ("barrier", 0, None),
+        ("reduce", 1, None),
+        ("all_gather", 2, None),
+        ("gather", 1, None),
+        ("scatter", 1, None),
+        ("reduce_scatter", 2, None),
+        ("all_to_all", 2, None),
+        ("all_to_all_single", 2, None),
         ("send", 1, None),
+        ("isend", 1, None),
+        ("irecv", 1, None),
         ("recv", 1, -1),
     ],
 )
