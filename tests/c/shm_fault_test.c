@@ -621,20 +621,64 @@ hosts_and_wishes(void)
     }
 }
 
+/* A rank that will not come tells those who wait for it. */
+static void
+unknown_transport_work(lab_rank *r)
+{
+    dm_error err = DM_ERROR_INIT;
+    dm_wait wait = lab_wait(LAB_PATIENCE_NS);
+    bool odd = r->rank == 1;
+    if (odd) {
+        setenv("DEVICEMESH_TRANSPORT", "pigeon", 1);
+    }
+    CHECK_ERR(dm_backend_shm.comm_connect(r->comm, &wait, &err),
+              odd ? DM_ERR_VALUE : DM_ERR_PEER);
+    CHECK_CONTAINS(err.text, "DEVICEMESH_TRANSPORT");
+    CHECK_CONTAINS(err.text, "'pigeon'");
+    if (!odd) {
+        CHECK_CONTAINS(err.text, "rank 13 gave up");
+    }
+}
+
 static void
 unknown_transport(void)
 {
+    pid_t pids[LAB_MOST];
+    fork_ranks(3, unknown_transport_work, NULL, true, pids);
+    for (int32_t i = 0; i < 3; i++) {
+        reap(pids[i], 0);
+    }
+}
+
+/* One is interrupted when its card is there, but not yet itself. */
+static void
+interrupt_work_while_meeting(lab_rank *r)
+{
     dm_error err = DM_ERROR_INIT;
-    setenv("DEVICEMESH_TRANSPORT", "pigeon", 1);
-    int32_t ranks[] = {0, 1};
-    dm_comm_config config = {.rank = 0, .size = 2, .ranks = ranks, .name = "x"};
-    dm_comm *comm;
-    dm_wait wait = DM_WAIT_FOREVER;
-    CHECK_OK(dm_backend_shm.comm_new(&config, &comm, &err));
-    CHECK_ERR(dm_backend_shm.comm_connect(comm, &wait, &err), DM_ERR_VALUE);
-    CHECK_CONTAINS(err.text, "'pigeon'");
-    dm_backend_shm.comm_free(comm, false);
-    unsetenv("DEVICEMESH_TRANSPORT");
+    dm_wait wait = lab_wait(LAB_PATIENCE_NS);
+    int left = 1;
+    bool odd = r->rank == *(int32_t *)r->arg;
+    if (odd) {
+        wait.poll = interrupt;
+        wait.arg = &left;
+    }
+    dm_status status = dm_backend_shm.comm_connect(r->comm, &wait, &err);
+    CHECK_INT(status, odd ? DM_ERR_INTERRUPTED : DM_ERR_PEER);
+    if (!odd) {
+        CHECK_CONTAINS(err.text, odd ? "stop it" : "rank ");
+    }
+}
+
+static void
+interrupted_while_meeting(void)
+{
+    for (int32_t odd = 0; odd < 3; odd++) {
+        pid_t pids[LAB_MOST];
+        fork_ranks(3, interrupt_work_while_meeting, &odd, true, pids);
+        for (int32_t i = 0; i < 3; i++) {
+            reap(pids[i], 0);
+        }
+    }
 }
 
 static void
@@ -671,8 +715,8 @@ foreign_descriptors(void)
 
 TEST_MAIN(TEST(unknown_transport), TEST(no_memory), TEST(foreign_descriptors),
           TEST(hosts_and_wishes), TEST(member_that_never_comes),
-          TEST(killed_while_meeting), TEST(killed_in_any_operation),
-          TEST(killed_before_a_message), TEST(exits_without_closing),
-          TEST(closes_early), TEST(stopped_member), TEST(abort_from_another_thread),
-          TEST(interrupted_wait), TEST(mismatches), TEST(uneven_mismatch),
-          TEST(message_mismatch), TEST(forked_child))
+          TEST(interrupted_while_meeting), TEST(killed_while_meeting),
+          TEST(killed_in_any_operation), TEST(killed_before_a_message),
+          TEST(exits_without_closing), TEST(closes_early), TEST(stopped_member),
+          TEST(abort_from_another_thread), TEST(interrupted_wait), TEST(mismatches),
+          TEST(uneven_mismatch), TEST(message_mismatch), TEST(forked_child))

@@ -21,7 +21,11 @@ enum {
     HOST_SIZE = 160,
     SOCKET_SIZE = 32,  /* hexadecimal digits of a random number */
     MISSING_NAMED = 8, /* ranks named in a time-out */
+    ENDING_MS = 200,   /* between a process's last breath and its end */
 };
+
+/* How often a member that waits looks for word of another that gave up. */
+#define LOOK_INTERVAL_NS (250 * DM_NS_PER_MS)
 
 typedef enum wish { WISH_ANY, WISH_SHM, WISH_TCP } wish;
 
@@ -154,6 +158,24 @@ name_missing(const dm_comm *comm, const char *const *keys, dm_error *err)
                  missing > 1 ? "s" : "", text, more);
 }
 
+/* Reads all values, however long that takes. A look at the caller's poll function, which
+ * also looks for members that gave up, comes between requests. */
+static dm_status
+read_all(const dm_comm *comm, const char *const *keys, dm_bytes *values,
+         const dm_wait *wait, dm_error *err)
+{
+    for (;;) {
+        dm_wait part = *wait;
+        int64_t soon = dm_clock_deadline(LOOK_INTERVAL_NS);
+        part.deadline = soon < wait->deadline ? soon : wait->deadline;
+        dm_status status = dm_store_multi_get(comm->store, keys, (size_t)comm->size,
+                                              &part, values, err);
+        if (status != DM_ERR_TIMEOUT || part.deadline == wait->deadline) {
+            return status;
+        }
+    }
+}
+
 /* Publishes my card and fills `cards` with everybody's. */
 static dm_status
 exchange(const dm_comm *comm, const card *mine, card *cards, const dm_wait *wait,
@@ -172,7 +194,7 @@ exchange(const dm_comm *comm, const card *mine, card *cards, const dm_wait *wait
         status,
         dm_store_set(comm->store, keys[comm->rank], mine, sizeof(*mine), wait, err),
         free_all);
-    status = dm_store_multi_get(comm->store, keys, n, wait, values, err);
+    status = read_all(comm, keys, values, wait, err);
     if (status == DM_ERR_TIMEOUT) {
         name_missing(comm, keys, err);
     }
@@ -203,6 +225,70 @@ free_all:
     dm_free(values);
     return status;
 }
+
+/* --- members that give up ---------------------------------------------------------- */
+
+/* How a member waits while it meets the others: looks, now and then, whether one of them
+ * has left word that it will not come. */
+typedef struct meeting {
+    dm_wait wait;
+    const dm_wait *outer;
+    const dm_comm *comm;
+    int64_t next_look;
+} meeting;
+
+static void
+make_broken_key(const dm_comm *comm, char *key, size_t size)
+{
+    snprintf(key, size, "%s/card/broken", comm->name);
+}
+
+static dm_status
+poll_meeting(void *arg, dm_error *err)
+{
+    meeting *m = arg;
+    if (m->outer->poll != NULL) {
+        DM_TRY(m->outer->poll(m->outer->arg, err));
+    }
+    int64_t now = dm_clock_now();
+    if (now < m->next_look) {
+        return DM_OK;
+    }
+    m->next_look = now + LOOK_INTERVAL_NS;
+
+    char text[DM_STORE_KEY_MAX];
+    make_broken_key(m->comm, text, sizeof(text));
+    const char *key = text;
+    dm_wait briefly = {dm_clock_deadline(DM_NS_PER_S), NULL, NULL};
+    bool there = false;
+    dm_bytes why = {NULL, 0};
+    if (dm_store_check(m->comm->store, &key, 1, &briefly, &there, NULL) != DM_OK ||
+        !there || dm_store_get(m->comm->store, key, &briefly, &why, NULL) != DM_OK) {
+        return DM_OK;
+    }
+    dm_status status = dm_error_set(err, DM_ERR_PEER, "%s", why.data);
+    dm_bytes_free(&why);
+    return status;
+}
+
+/* Leaves word for those who still wait for me. */
+static void
+say_broken(const dm_comm *comm, dm_status status, const dm_error *err)
+{
+    if (status == DM_ERR_PEER || err == NULL) {
+        return; /* they see what I saw */
+    }
+    char key[DM_STORE_KEY_MAX];
+    char text[512];
+    make_broken_key(comm, key, sizeof(key));
+    int n =
+        snprintf(text, sizeof(text), "rank %d gave up while the members met: %.400s",
+                 (int)comm->ranks[comm->rank], err->text);
+    dm_wait briefly = {dm_clock_deadline(DM_NS_PER_S), NULL, NULL};
+    dm_store_set(comm->store, key, text, (size_t)n, &briefly, NULL);
+}
+
+/* --- the decision ---------------------------------------------------------------------- */
 
 /* What the cards amount to; all members come to the same. */
 static dm_status
@@ -411,7 +497,7 @@ serve(dm_comm *comm, int listener, const card *cards, const dm_wait *wait,
         struct pollfd readable = {.fd = listener, .events = POLLIN};
         if (poll(&readable, 1, dm_wait_slice_ms(wait)) <= 0) {
             for (int32_t i = 1; i < comm->size; i++) {
-                if (!served[i] && dm_shm_process_ended(cards[i].pid)) {
+                if (!served[i] && dm_shm_process_ended(cards[i].pid, 0)) {
                     return say_exited(comm, i, cards[i].pid, err);
                 }
             }
@@ -441,7 +527,7 @@ fetch(dm_comm *comm, const card *cards, dm_shm_segment **segment, const dm_wait 
     }
     while (connect(host, (struct sockaddr *)&address, length) < 0) {
         if (errno != EAGAIN && errno != EINTR) {
-            if (dm_shm_process_ended(cards[0].pid)) {
+            if (dm_shm_process_ended(cards[0].pid, ENDING_MS)) {
                 status = say_exited(comm, 0, cards[0].pid, err);
             }
             else {
@@ -472,7 +558,7 @@ fetch(dm_comm *comm, const card *cards, dm_shm_segment **segment, const dm_wait 
         fd = receive_descriptor(host);
     }
     if (fd < 0) {
-        bool ended = dm_shm_process_ended(cards[0].pid);
+        bool ended = dm_shm_process_ended(cards[0].pid, ENDING_MS);
         status = ended ? say_exited(comm, 0, cards[0].pid, err)
                        : dm_error_set(err, DM_ERR_PEER,
                                       "rank %d (pid %d) gave up while the members met",
@@ -582,11 +668,10 @@ join(dm_comm *comm, const card *cards, dm_shm_segment **made, int listener,
     return dm_shm_await_joined(comm, wait, err);
 }
 
-dm_status
-dm_shm_meet(dm_comm *comm, const dm_wait *wait, bool *together, dm_error *err)
+/* The meeting proper; `wait` looks for members that gave up. */
+static dm_status
+meet(dm_comm *comm, wish w, const dm_wait *wait, bool *together, dm_error *err)
 {
-    wish w = WISH_ANY;
-    DM_TRY(read_wish(&w, err));
     card mine = {.magic = CARD_MAGIC,
                  .wish = (uint32_t)w,
                  .pid = (int32_t)getpid(),
@@ -620,6 +705,25 @@ release_all:
     dm_shm_segment_release(made, false);
     if (listener >= 0) {
         close(listener);
+    }
+    return status;
+}
+
+dm_status
+dm_shm_meet(dm_comm *comm, const dm_wait *wait, bool *together, dm_error *err)
+{
+    dm_error own;
+    err = err != NULL ? err : &own; /* the others may want to know */
+    wish w = WISH_ANY;
+    meeting m = {.outer = wait, .comm = comm};
+    m.wait = (dm_wait){wait->deadline, poll_meeting, &m};
+    m.next_look = dm_clock_now() + LOOK_INTERVAL_NS;
+    dm_status status = read_wish(&w, err);
+    if (status == DM_OK) {
+        status = meet(comm, w, &m.wait, together, err);
+    }
+    if (status != DM_OK) {
+        say_broken(comm, status, err);
     }
     return status;
 }

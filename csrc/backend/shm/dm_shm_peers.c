@@ -178,14 +178,14 @@ explain(dm_comm *comm, uint64_t record, dm_error *err)
 /* --- checks ------------------------------------------------------------------------ */
 
 bool
-dm_shm_process_ended(pid_t pid)
+dm_shm_process_ended(pid_t pid, int patience_ms)
 {
     int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (fd < 0) {
         return errno == ESRCH || (errno != EPERM && kill(pid, 0) < 0 && errno == ESRCH);
     }
     struct pollfd ended = {.fd = fd, .events = POLLIN};
-    int n = poll(&ended, 1, 0);
+    int n = poll(&ended, 1, patience_ms);
     close(fd);
     return n == 1;
 }
@@ -198,7 +198,7 @@ is_dead(const dm_comm *comm, int32_t member, uint64_t state)
         return false;
     }
     if (state == 0) {
-        return pid != 0 && dm_shm_process_ended(pid);
+        return pid != 0 && dm_shm_process_ended(pid, 0);
     }
     return !dm_shm_segment_is_locked(comm->segment, member);
 }

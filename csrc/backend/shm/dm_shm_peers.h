@@ -75,8 +75,9 @@ enum { DM_SHM_WHO_SIZE = 48 };
 const char *
 dm_shm_who(const dm_comm *comm, int32_t member, char text[DM_SHM_WHO_SIZE]);
 
-/* Whether the process `pid` of this pid namespace has ended, reaped or not. */
+/* Whether the process `pid` of this pid namespace ends within `patience_ms`, reaped or
+ * not. (A process that ends closes its descriptors a little earlier.) */
 bool
-dm_shm_process_ended(pid_t pid);
+dm_shm_process_ended(pid_t pid, int patience_ms);
 
 #endif
