@@ -291,7 +291,8 @@ breaks(dm_status status)
 }
 
 dm_status
-dm_group_perform(dm_group *group, const dm_op *op, const dm_wait *wait, dm_error *err)
+dm_group_perform(dm_group *group, const dm_op *op, const dm_wait *wait,
+                 const dm_settle *settle, dm_error *err)
 {
     dm_error own;
     if (err == NULL) {
@@ -300,30 +301,35 @@ dm_group_perform(dm_group *group, const dm_op *op, const dm_wait *wait, dm_error
 
     pthread_mutex_lock(&group->lock);
     dm_status status = wait_turn_locked(group, op->seq, wait, err);
-    if (status == DM_OK) {
+    bool turn = status == DM_OK;
+    if (turn) {
         group->running = true;
         group->runner = pthread_self();
-        pthread_mutex_unlock(&group->lock);
+    }
+    pthread_mutex_unlock(&group->lock);
 
+    if (turn) {
         status = run(group, op, wait, err);
         if (status != DM_OK && dm_group_is_closed(group)) {
             status = say_stopped(group, " while the operation was running", err);
         }
+    }
+    if (status != DM_OK) {
+        dm_group_error_context(group, op, err);
+    }
+    if (settle != NULL) {
+        settle->settle(settle->arg, status, err);
+    }
 
-        pthread_mutex_lock(&group->lock);
+    pthread_mutex_lock(&group->lock);
+    if (turn) {
         group->running = false;
         group->ended = op->seq;
     }
-    if (status == DM_OK) {
-        wake_locked(group);
+    if (breaks(status)) {
+        break_locked(group, err);
     }
-    else {
-        dm_group_error_context(group, op, err);
-        if (breaks(status)) {
-            break_locked(group, err);
-        }
-        wake_locked(group);
-    }
+    wake_locked(group);
     bool stopped = dm_group_is_closed(group);
     pthread_mutex_unlock(&group->lock);
     if (stopped) {
@@ -348,5 +354,5 @@ dm_group_run(dm_group *group, dm_op *op, const dm_wait *wait, dm_error *err)
         dm_group_error_context(group, op, err);
         return status;
     }
-    return dm_group_perform(group, op, wait, err);
+    return dm_group_perform(group, op, wait, NULL, err);
 }

@@ -87,9 +87,18 @@ dm_group_stop(dm_group *group, dm_status why);
 dm_status
 dm_group_admit_locked(dm_group *group, dm_error *err);
 
-/* Waits for the turn of op->seq, runs the operation and passes the turn on. */
+/* What is done with the result before anybody can see that the operation has ended: on
+ * the thread that ran it, with no lock held. */
+typedef struct dm_settle {
+    void (*settle)(void *arg, dm_status status, const dm_error *err);
+    void *arg;
+} dm_settle;
+
+/* Waits for the turn of op->seq, runs the operation, settles it (NULL: nothing to do)
+ * and passes the turn on. */
 dm_status
-dm_group_perform(dm_group *group, const dm_op *op, const dm_wait *wait, dm_error *err);
+dm_group_perform(dm_group *group, const dm_op *op, const dm_wait *wait,
+                 const dm_settle *settle, dm_error *err);
 
 /* Waits for `changed` for at most a slice of `wait`. The lock is held, and released
  * meanwhile. */

@@ -46,10 +46,12 @@ dm_work_release(dm_work *work)
     dm_free(work);
 }
 
+/* Before the turn passes on: who sees a later operation end sees this one finished. The
+ * waiters are woken when the turn passes. */
 static void
-finish(dm_work *work, dm_status status, const dm_error *err)
+finish(void *arg, dm_status status, const dm_error *err)
 {
-    dm_group *group = work->group;
+    dm_work *work = arg;
     work->status = status;
     if (status != DM_OK) {
         work->err = dm_memdup(err, sizeof(*err));
@@ -58,21 +60,15 @@ finish(dm_work *work, dm_status status, const dm_error *err)
         work->done(work->arg, status);
     }
     atomic_store_explicit(&work->finished, true, memory_order_release);
-
-    pthread_mutex_lock(&group->lock);
-    if (group->waiters != 0) {
-        pthread_cond_broadcast(&group->changed);
-    }
-    pthread_mutex_unlock(&group->lock);
 }
 
 static void
 perform(dm_work *work)
 {
     dm_wait forever = DM_WAIT_FOREVER;
+    dm_settle settle = {finish, work};
     dm_error err;
-    dm_status status = dm_group_perform(work->group, &work->op, &forever, &err);
-    finish(work, status, &err);
+    dm_group_perform(work->group, &work->op, &forever, &settle, &err);
 }
 
 /* On the queue's thread. */
