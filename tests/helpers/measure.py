@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import sys
+import time
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -36,6 +37,14 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 
+def _settle(number):
+    """Waits a moment for threads beyond `number`: those that nobody joins take their stacks
+    and caches along only when they are gone."""
+    deadline = time.monotonic() + 1
+    while threads() > number and time.monotonic() < deadline:
+        os.sched_yield()
+
+
 def check_steady(step, *objects, rounds=200, windows=40):
     """`step()` again and again leaves no memory, descriptors, threads or references to
     `objects` (types, arrays) behind.
@@ -51,6 +60,7 @@ def check_steady(step, *objects, rounds=200, windows=40):
         before = heap_bytes(), descriptors(), threads()
         for _ in range(rounds):
             step()
+        _settle(before[2])
         after = heap_bytes(), descriptors(), threads()
         lost = [new - old for new, old in zip(_references(objects), references, strict=True)]
         growth.append(after[0] - before[0])
