@@ -1,8 +1,8 @@
 /* The backends that there are, and how they are found: see dm_backend.h.
  *
- * The table below is the one process-wide thing of the core: a library that was
- * opened stays open, since threads of its own may run in it. One mutex guards the
- * table; it is held during dlopen, so that a library is opened once.
+ * The gloo bridge's table is the one process-wide thing of the core: a library that was
+ * opened stays open, since threads of its own may run in it. One mutex guards it; it is
+ * held during dlopen, so that a library is opened once.
  */
 #include "backend/dm_backend.h"
 
@@ -14,25 +14,20 @@
 
 #include "base/dm_alloc.h"
 
-typedef dm_status (*loader)(const dm_backend **backend, dm_error *err);
-
-static dm_status
-load_gloo(const dm_backend **backend, dm_error *err);
-
-static struct entry {
+static const struct entry {
     const char *name;
-    const dm_backend *backend; /* NULL until it is loaded */
-    loader load;               /* NULL: not part of this build */
+    const dm_backend *backend; /* NULL: not part of this build */
 } entries[] = {
-    {"gloo", NULL, load_gloo},
-    {"nccl", NULL, NULL},
-    {"fake", &dm_backend_fake, NULL},
+    {"gloo", &dm_backend_cpu},
+    {"nccl", NULL},
+    {"fake", &dm_backend_fake},
 };
 
 enum { ENTRY_COUNT = sizeof(entries) / sizeof(entries[0]) };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char *library_folder; /* guarded by lock */
+static char *library_folder;         /* these two: guarded by lock */
+static const dm_backend *gloo_table; /* NULL until it is loaded */
 
 /* --- loading ------------------------------------------------------------------- */
 
@@ -92,9 +87,24 @@ load_gloo(const dm_backend **backend, dm_error *err)
     return DM_OK;
 }
 
+dm_status
+dm_backend_load_gloo(const dm_backend **backend, dm_error *err)
+{
+    dm_status status = DM_OK;
+    pthread_mutex_lock(&lock);
+    if (gloo_table == NULL) {
+        status = load_gloo(&gloo_table, err);
+    }
+    if (status == DM_OK) {
+        *backend = gloo_table;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
 /* --- registry ------------------------------------------------------------------ */
 
-static struct entry *
+static const struct entry *
 find_entry(const char *name)
 {
     for (int i = 0; i < ENTRY_COUNT; i++) {
@@ -127,24 +137,13 @@ dm_status
 dm_backend_find(const char *name, const dm_backend **backend, dm_error *err)
 {
     DM_TRY(dm_backend_check_name(name, err));
-    struct entry *entry = find_entry(name);
-
-    dm_status status = DM_OK;
-    pthread_mutex_lock(&lock);
+    const struct entry *entry = find_entry(name);
     if (entry->backend == NULL) {
-        if (entry->load == NULL) {
-            status = dm_error_set(err, DM_ERR_LIBRARY,
-                                  "this build of devicemesh has no %s backend", name);
-        }
-        else {
-            status = entry->load(&entry->backend, err);
-        }
+        return dm_error_set(err, DM_ERR_LIBRARY,
+                            "this build of devicemesh has no %s backend", name);
     }
-    if (status == DM_OK) {
-        *backend = entry->backend;
-    }
-    pthread_mutex_unlock(&lock);
-    return status;
+    *backend = entry->backend;
+    return DM_OK;
 }
 
 dm_status

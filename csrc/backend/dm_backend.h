@@ -115,7 +115,7 @@ enum {
 
 typedef struct dm_backend {
     int abi;          /* DM_BACKEND_ABI */
-    const char *name; /* "gloo", "fake", "nccl" */
+    const char *name; /* "gloo", "fake", "nccl", "shm" */
     unsigned flags;
 
     /* Whether it can do this kind with this dtype and reduce op (ignored where
@@ -150,9 +150,7 @@ typedef struct dm_backend {
 /* --- registry ---------------------------------------------------------------- */
 
 /* The table of that name. DM_ERR_VALUE for an unknown name (the text lists the
- * known ones), DM_ERR_LIBRARY when its library cannot be loaded (the text says
- * what was tried and what to install). May block in dlopen. Thread-safe; a loaded
- * table lives as long as the process. */
+ * known ones), DM_ERR_LIBRARY when this build has it not. Loads nothing. Thread-safe. */
 dm_status
 dm_backend_find(const char *name, const dm_backend **backend, dm_error *err);
 
@@ -172,5 +170,14 @@ dm_backend_default(const char *device_type);
 
 /* The built-in ones. */
 extern const dm_backend dm_backend_fake;
+
+/* "gloo": shared memory where the members share a host, gloo's TCP otherwise. */
+extern const dm_backend dm_backend_cpu;
+
+/* The bridge to gloo's TCP, which dm_backend_cpu loads when a group needs it.
+ * DM_ERR_LIBRARY when it cannot be loaded (the text says what was tried and what to
+ * install). May block in dlopen. Thread-safe; the table lives as long as the process. */
+dm_status
+dm_backend_load_gloo(const dm_backend **backend, dm_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* The registry of backends, and what the fake one does to memory.
  *
- * sources: base backend backend/fake store/dm_store.c
+ * sources: base backend backend/fake backend/shm store/dm_store.c
  */
 #include "dm_test.h"
 
@@ -18,6 +18,20 @@ dm_reduce_lookup(dm_dtype dtype, dm_reduce_op op)
     bool refused = (dtype == DM_COMPLEX64 && op == DM_MAX) ||
                    (dtype == DM_FLOAT32 && op == DM_BAND);
     return refused ? NULL : some;
+}
+
+void
+dm_reduce_many(void *out, const void *const *inputs, int n, size_t count,
+               dm_dtype dtype, dm_reduce_op op, int size)
+{
+    (void)out;
+    (void)inputs;
+    (void)n;
+    (void)count;
+    (void)dtype;
+    (void)op;
+    (void)size;
+    abort();
 }
 
 /* --- registry --------------------------------------------------------------------- */
@@ -41,6 +55,10 @@ built_in_ones_are_found(void)
     CHECK_OK(dm_backend_check_name("gloo", &err));
     CHECK_OK(dm_backend_find("fake", &backend, &err));
     CHECK(backend == &dm_backend_fake);
+    CHECK_OK(dm_backend_find("gloo", &backend, &err));
+    CHECK(backend == &dm_backend_cpu);
+    CHECK_STR(backend->name, "gloo");
+    CHECK_OK(dm_backend_find("fake", &backend, &err));
     CHECK_INT(dm_backend_find("nccl", &backend, &err), DM_ERR_LIBRARY);
     CHECK_CONTAINS(err.text, "this build of devicemesh has no nccl backend");
     CHECK(backend == &dm_backend_fake);
@@ -78,31 +96,31 @@ gloo_that_cannot_be_loaded(void)
 {
     dm_error err = DM_ERROR_INIT;
     const dm_backend *backend = NULL;
-    CHECK_INT(dm_backend_find("gloo", &backend, &err), DM_ERR_LIBRARY);
+    CHECK_INT(dm_backend_load_gloo(&backend, &err), DM_ERR_LIBRARY);
     CHECK_CONTAINS(err.text, "nobody said in which folder");
 
     char folder[] = "/tmp/dm_backend_XXXXXX";
     CHECK(mkdtemp(folder) != NULL);
     CHECK_OK(dm_backend_set_path(folder, &err));
-    CHECK_INT(dm_backend_find("gloo", &backend, &err), DM_ERR_LIBRARY);
+    CHECK_INT(dm_backend_load_gloo(&backend, &err), DM_ERR_LIBRARY);
     char path[64];
     snprintf(path, sizeof(path), "tried %s/_gloo.so: ", folder);
     CHECK_CONTAINS(err.text, path);
     CHECK_CONTAINS(err.text, "apt-get install libgloo-dev");
 
     write_library(folder, "int nothing;");
-    CHECK_INT(dm_backend_find("gloo", &backend, &err), DM_ERR_LIBRARY);
+    CHECK_INT(dm_backend_load_gloo(&backend, &err), DM_ERR_LIBRARY);
     CHECK_CONTAINS(err.text, "has no dm_gloo_backend");
 
     write_library(
         folder, "const void *dm_gloo_backend(int abi) { return abi == 0 ? \"\" : 0; }");
-    CHECK_INT(dm_backend_find("gloo", &backend, &err), DM_ERR_LIBRARY);
+    CHECK_INT(dm_backend_load_gloo(&backend, &err), DM_ERR_LIBRARY);
     CHECK_CONTAINS(err.text, "was built for another version of devicemesh");
 
     write_library(folder,
                   "static const int abi = 99; const void *dm_gloo_backend(int a) "
                   "{ return a ? &abi : 0; }");
-    CHECK_INT(dm_backend_find("gloo", &backend, &err), DM_ERR_LIBRARY);
+    CHECK_INT(dm_backend_load_gloo(&backend, &err), DM_ERR_LIBRARY);
     CHECK_CONTAINS(err.text, "(interface 99, not ");
     CHECK(backend == NULL);
 
@@ -122,7 +140,7 @@ path_that_is_too_long(void)
     folder[4999] = '\0';
     CHECK_OK(dm_backend_set_path(folder, &err));
     free(folder);
-    CHECK_INT(dm_backend_find("gloo", &backend, &err), DM_ERR_LIBRARY);
+    CHECK_INT(dm_backend_load_gloo(&backend, &err), DM_ERR_LIBRARY);
     CHECK_CONTAINS(err.text, "too long");
     dm_alloc_fail_at(1);
     CHECK_INT(dm_backend_set_path("/tmp", &err), DM_ERR_NO_MEMORY);

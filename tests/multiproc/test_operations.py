@@ -14,8 +14,9 @@ from devicemesh import ClosedError, GroupTimeoutError, PeerError
 NEVER = 600  # seconds: a test that waited for this time-out would run into its deadline
 
 
-@pytest.fixture
-def world():
+@pytest.fixture(params=["shm", "tcp"])
+def world(request, monkeypatch):
+    monkeypatch.setenv("DEVICEMESH_TRANSPORT", request.param)
     yield devicemesh.default_world(timeout=NEVER)
     devicemesh.close_world()
 

@@ -39,8 +39,10 @@ def may_include(name, included):
     if layer != other:
         return LEVELS[other] < LEVELS[layer]
     if layer == "backend":
-        # Backends know the table and the kernels, not each other.
-        return part_of(included) in (part_of(name), "backend", "backend/reduce")
+        # Backends know the table and the kernels, not each other; files of backend/ itself
+        # put them together.
+        known = (part_of(name), "backend", "backend/reduce")
+        return part_of(included) in known or part_of(name) == "backend"
     return True
 
 
