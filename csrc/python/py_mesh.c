@@ -436,6 +436,7 @@ static PyType_Slot mesh_slots[] = {
     {Py_tp_methods, mesh_methods},
     {Py_tp_getset, mesh_getset},
     {Py_mp_subscript, mesh_subscript},
+    {Py_sq_contains, py_mesh_contains},
     {0, NULL},
 };
 
@@ -491,11 +492,13 @@ py_mesh_register(PyObject *module)
         py_state_add_type(module, &mesh_spec, NULL, &state->mesh_type) < 0 ||
         add_methods(state->mesh_type, py_mesh_init_methods) < 0 ||
         add_methods(state->mesh_type, py_mesh_fact_methods) < 0 ||
+        add_methods(state->mesh_type, py_mesh_rank_methods) < 0 ||
         add_methods(state->mesh_type, py_mesh_array_methods) < 0 ||
         add_methods(state->mesh_type, py_mesh_reshape_methods) < 0 ||
         add_methods(state->mesh_type, py_mesh_group_methods) < 0 ||
         add_methods(state->mesh_type, py_mesh_adopt_methods) < 0 ||
         add_properties(state->mesh_type, py_mesh_fact_getset) < 0 ||
+        add_properties(state->mesh_type, py_mesh_rank_getset) < 0 ||
         add_properties(state->mesh_type, py_mesh_array_getset) < 0 ||
         add_properties(state->mesh_type, py_mesh_group_getset) < 0) {
         return -1;

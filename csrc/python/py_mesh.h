@@ -186,7 +186,16 @@ py_mesh_dim_arg(const char *method, PyObject *const *args, Py_ssize_t nargs,
 int
 py_mesh_check(const py_mesh *self);
 
+/* `rank in mesh` (py_mesh_ranks.c). 1, 0 or -1. */
+int
+py_mesh_contains(PyObject *op, PyObject *rank);
+
 /* --- views (py_mesh_views.c) */
+
+/* One layout from dims of several meshes over one root. */
+dm_status
+py_mesh_gather_dims(py_mesh *const *meshes, const int *dims, int n, dm_layout **out,
+                    dm_error *err);
 
 /* mesh[key]: a slice, always the same object for the same names. */
 PyObject *
@@ -226,12 +235,14 @@ py_mesh_reduce(PyObject *self, PyObject *unused);
 
 extern PyMethodDef py_mesh_init_methods[];
 extern PyMethodDef py_mesh_fact_methods[];
+extern PyMethodDef py_mesh_rank_methods[];
 extern PyMethodDef py_mesh_array_methods[];
 extern PyMethodDef py_mesh_reshape_methods[];
 extern PyMethodDef py_mesh_group_methods[];
 extern PyMethodDef py_mesh_adopt_methods[];
 extern PyMethodDef py_mesh_pickle_functions[];
 extern PyGetSetDef py_mesh_fact_getset[];
+extern PyGetSetDef py_mesh_rank_getset[];
 extern PyGetSetDef py_mesh_array_getset[];
 extern PyGetSetDef py_mesh_group_getset[];
 

@@ -170,10 +170,9 @@ find_name(py_mesh *self, PyObject *name, py_mesh **mesh, int *dim)
     return 1;
 }
 
-/* One layout from dims of several meshes. */
-static dm_status
-gather_dims(py_mesh *const *meshes, const int *dims, int n, dm_layout **out,
-            dm_error *err)
+dm_status
+py_mesh_gather_dims(py_mesh *const *meshes, const int *dims, int n, dm_layout **out,
+                    dm_error *err)
 {
     dm_layout *parts[PY_MESH_MAX_NDIM] = {NULL};
     dm_status status = DM_OK;
@@ -225,7 +224,7 @@ slice_dims(py_mesh *self, PyObject *names)
     if (state == NULL) {
         return NULL;
     }
-    if (gather_dims(meshes, dims, (int)n, &layout, &err) != DM_OK) {
+    if (py_mesh_gather_dims(meshes, dims, (int)n, &layout, &err) != DM_OK) {
         return py_raise(state, &err);
     }
     if (!dm_layout_is_sorted(layout)) {

@@ -117,3 +117,46 @@ def test_concatenate(case, data):
         assert turned.mesh.tolist() == array.transpose(order).tolist()
         if coordinate is not None:
             assert turned.get_coordinate() == tuple(coordinate[d] for d in order)
+
+
+@given(meshes(), st.data())
+def test_coordinates_and_ranks(case, data):
+    """coordinate_of, rank_at, ranks and shift, of the mesh and of a slice of it."""
+    array, world, rank = case
+    names = names_of(array.ndim)
+    with devicemesh.simulate(world_size=world, rank=rank):
+        mesh = DeviceMesh("cpu", array, mesh_dim_names=names)
+        dims = sorted(data.draw(st.sets(st.integers(0, array.ndim - 1), min_size=1)))
+        coordinate = coordinate_of(array, rank)
+        assert mesh.is_member == (coordinate is not None)
+        if coordinate is not None and data.draw(st.booleans()):
+            mesh, array = mesh[tuple(names[d] for d in dims)], line(array, coordinate, dims)
+            names, coordinate = mesh.mesh_dim_names, coordinate_of(array, rank)
+        assert mesh.ranks() == tuple(array.flatten().tolist())
+        for other in range(world):
+            found = coordinate_of(array, other)
+            assert mesh.coordinate_of(other) == found
+            assert (other in mesh) == (found is not None)
+            if found is not None:
+                assert mesh.rank_at(*found) == other
+                assert mesh.rank_at(**dict(zip(names, found, strict=True))) == other
+                order = data.draw(st.permutations(range(array.ndim)))
+                some = order[: data.draw(st.integers(1, array.ndim))]
+                rest = [d for d in range(array.ndim) if d not in some]
+                along = array.transpose([*rest, *some])[tuple(found[d] for d in rest)]
+                expected = tuple(along.flatten().tolist())
+                assert mesh.ranks(tuple(names[d] for d in some), other) == expected
+                assert mesh.ranks(tuple(some), rank=np.int64(other)) == expected
+        if coordinate is not None:
+            dim = data.draw(st.integers(0, array.ndim - 1))
+            assert mesh.ranks(dim) == tuple(line(array, coordinate, [dim]).tolist())
+            steps = data.draw(st.integers(-9, 9))
+            place = list(coordinate)
+            place[dim] = (place[dim] + steps) % array.shape[dim]
+            assert mesh.shift(dim, steps, wrap=True) == array[tuple(place)]
+            inside = 0 <= coordinate[dim] + steps < array.shape[dim]
+            assert mesh.shift(names[dim], steps) == (array[tuple(place)] if inside else None)
+            index = data.draw(st.integers(0, array.shape[dim] - 1))
+            place = list(coordinate)
+            place[dim] = index
+            assert mesh.rank_at(**{names[dim]: index}) == array[tuple(place)]
