@@ -220,6 +220,7 @@ int
 main(int argc, char **argv)
 {
     CHECK(argc >= 3);
+    signal(SIGPIPE, SIG_IGN); /* as Python does */
     bench b = {.size = atoi(argv[2])};
     CHECK(b.size >= 2 && b.size <= MAX_RANKS);
     double seconds = argc > 3 ? atof(argv[3]) : 1.0;
