@@ -127,6 +127,7 @@ mesh_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->dict);
     Py_VISIT(self->native);
     Py_VISIT(self->root);
+    Py_VISIT(self->source);
     Py_VISIT(self->device_type);
     Py_VISIT(self->names);
     Py_VISIT(self->specs);
@@ -154,6 +155,7 @@ drop_references(py_mesh *self)
     }
     Py_CLEAR(self->native);
     Py_CLEAR(self->root);
+    Py_CLEAR(self->source);
     Py_CLEAR(self->device_type);
     Py_CLEAR(self->names);
     Py_CLEAR(self->specs);
@@ -495,6 +497,7 @@ py_mesh_register(PyObject *module)
         add_methods(state->mesh_type, py_mesh_rank_methods) < 0 ||
         add_methods(state->mesh_type, py_mesh_array_methods) < 0 ||
         add_methods(state->mesh_type, py_mesh_reshape_methods) < 0 ||
+        add_methods(state->mesh_type, py_mesh_select_methods) < 0 ||
         add_methods(state->mesh_type, py_mesh_group_methods) < 0 ||
         add_methods(state->mesh_type, py_mesh_adopt_methods) < 0 ||
         add_properties(state->mesh_type, py_mesh_fact_getset) < 0 ||

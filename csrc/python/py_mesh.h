@@ -97,8 +97,10 @@ typedef struct py_mesh {
     PyObject_HEAD
     PyObject *dict;
     PyObject *weakrefs;
-    py_mesh_root *native; /* NULL until __init__ has run */
-    struct py_mesh *root; /* NULL in a root */
+    py_mesh_root *native;   /* NULL until __init__ has run */
+    struct py_mesh *root;   /* NULL in a root */
+    struct py_mesh *source; /* the root that has the groups of a selection, itself a
+                               root; NULL elsewhere */
     dm_layout *layout;
     PyObject *device_type;
     PyObject *names;      /* tuple of str, or NULL */
@@ -121,6 +123,14 @@ static inline py_mesh *
 py_mesh_root_of(py_mesh *self)
 {
     return self->root != NULL ? self->root : self;
+}
+
+/* The root that has the groups. */
+static inline py_mesh *
+py_mesh_source_of(py_mesh *self)
+{
+    py_mesh *root = py_mesh_root_of(self);
+    return root->source != NULL ? root->source : root;
 }
 
 /* --- making meshes (py_mesh.c) */
@@ -210,6 +220,15 @@ py_mesh_view(py_mesh *self, dm_layout *layout, PyObject *names, PyObject *specs)
 int
 py_mesh_add_flattened(py_mesh *root, PyObject *name, PyObject *flat);
 
+/* --- selections (py_mesh_select.c) */
+
+/* The selection of these ranks of `source` (the root that has the groups), row-major:
+ * found or made. `names` may be NULL. */
+PyObject *
+py_mesh_selection(py_state *state, py_mesh *source, const int64_t *shape, int ndim,
+                  const int32_t *ranks, int64_t count, PyObject *names,
+                  PyObject *specs);
+
 /* --- groups (py_mesh_groups.c) */
 
 /* Ranks of this rank's line along a dim, in the mesh's order; dm_free them. NULL with
@@ -238,6 +257,7 @@ extern PyMethodDef py_mesh_fact_methods[];
 extern PyMethodDef py_mesh_rank_methods[];
 extern PyMethodDef py_mesh_array_methods[];
 extern PyMethodDef py_mesh_reshape_methods[];
+extern PyMethodDef py_mesh_select_methods[];
 extern PyMethodDef py_mesh_group_methods[];
 extern PyMethodDef py_mesh_adopt_methods[];
 extern PyMethodDef py_mesh_pickle_functions[];

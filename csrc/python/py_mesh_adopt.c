@@ -373,7 +373,7 @@ submesh_at(py_state *state, py_mesh *self, const dm_layout *line, int64_t base, 
     if (native == NULL) {
         goto done;
     }
-    if (native->offset >= 0 && self->has_groups && !py_mesh_root_of(self)->closed) {
+    if (native->offset >= 0 && self->has_groups && !py_mesh_source_of(self)->closed) {
         group = py_mesh_group_of_dim(state, self, dim);
         dm_group *core = group == NULL ? NULL : py_group_of(state, group, "group");
         if (core == NULL || py_mesh_root_give(native, core) < 0) {

@@ -48,9 +48,14 @@ py_mesh_dim_name(py_mesh *self, int dim)
 static void
 raise_outside(py_mesh *self)
 {
-    PyObject *request = py_mesh_request(py_mesh_root_of(self));
+    py_mesh *source = py_mesh_source_of(self);
+    if (source->native->offset >= 0) {
+        py_mesh_raise_outside(self); /* it is in what the selection was made from */
+        return;
+    }
+    PyObject *request = py_mesh_request(source);
     PyObject *asked =
-        request == NULL ? NULL : py_mesh_root_asked(self->native, request);
+        request == NULL ? NULL : py_mesh_root_asked(source->native, request);
     Py_XDECREF(request);
     if (asked != NULL) {
         PyErr_Format(
@@ -70,7 +75,7 @@ check_groups(py_state *state, py_mesh *self)
                         "DeviceMesh process groups not initialized!");
         return -1;
     }
-    if (py_mesh_root_of(self)->closed) {
+    if (py_mesh_source_of(self)->closed) {
         PyErr_Format(state->closed_error, "the mesh %R was closed", self);
         return -1;
     }
@@ -84,13 +89,14 @@ check_groups(py_state *state, py_mesh *self)
 /* The members agree before the first group is made; meshes that were made without
  * that (from_group, unpickled) do it here. */
 static int
-ensure_open(py_state *state, py_mesh *self)
+ensure_open(py_state *state, py_mesh *source)
 {
-    if (self->native->cache != NULL) {
+    if (source->native->cache != NULL) {
         return 0;
     }
-    PyObject *request = py_mesh_request(py_mesh_root_of(self));
-    int result = request == NULL ? -1 : py_mesh_root_open(state, self->native, request);
+    PyObject *request = py_mesh_request(source);
+    int result =
+        request == NULL ? -1 : py_mesh_root_open(state, source->native, request);
     Py_XDECREF(request);
     return result;
 }
@@ -98,6 +104,7 @@ ensure_open(py_state *state, py_mesh *self)
 static dm_group *
 make_group(py_state *state, py_mesh *self, int dim, const int32_t *ranks)
 {
+    py_mesh *source = py_mesh_source_of(self);
     PyObject *spec = PyTuple_GET_ITEM(self->specs, dim);
     PyObject *backend = PyTuple_GET_ITEM(spec, 0);
     PyObject *timeout = PyTuple_GET_ITEM(spec, 2);
@@ -115,14 +122,14 @@ make_group(py_state *state, py_mesh *self, int dim, const int32_t *ranks)
     }
     wanted.backend = backend == Py_None ? dm_backend_default(device_type)
                                         : PyUnicode_AsUTF8(backend);
-    if (!py_mesh_root_is_given(self->native, ranks, wanted.size)) {
-        if (ensure_open(state, self) < 0) {
+    if (!py_mesh_root_is_given(source->native, ranks, wanted.size)) {
+        if (ensure_open(state, source) < 0) {
             goto done;
         }
-        wanted.timeout_ns = timeout == Py_None ? dm_world_timeout(self->native->world)
+        wanted.timeout_ns = timeout == Py_None ? dm_world_timeout(source->native->world)
                                                : PyLong_AsLongLong(timeout);
     }
-    group = py_mesh_root_group(state, self->native, &wanted, options);
+    group = py_mesh_root_group(state, source->native, &wanted, options);
 
 done:
     Py_XDECREF(name);
@@ -201,7 +208,7 @@ mesh_get_group(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
         return NULL;
     }
     PyObject *known = mesh->groups[dim];
-    if (known != NULL && !py_mesh_root_of(mesh)->closed) {
+    if (known != NULL && !py_mesh_source_of(mesh)->closed) {
         return Py_NewRef(known);
     }
     py_state *state = py_state_of_type(Py_TYPE(op));
@@ -293,7 +300,7 @@ static PyObject *
 leave_groups(PyObject *op, bool abort)
 {
     py_mesh *self = (py_mesh *)op;
-    py_mesh *root = py_mesh_root_of(self);
+    py_mesh *root = py_mesh_source_of(self);
     py_state *state = py_state_of_type(Py_TYPE(op));
     if (state == NULL) {
         return NULL;

@@ -1,7 +1,8 @@
 /* Pickling: facts travel, groups do not.
  *
- * A root pickles what it was asked for, a view its root and its own facts; the
- * flattened dims of a root travel with it. Inside one process a mesh that comes back
+ * A root pickles what it was asked for, a view its root and its own facts, a selection
+ * the root that has its groups and its own facts; the flattened dims of a root travel
+ * with it. Inside one process a mesh that comes back
  * shares the groups of the one that was pickled (a token finds it); elsewhere it takes
  * the default world when groups are asked for.
  */
@@ -90,6 +91,21 @@ view_arguments(py_mesh *self)
     return arguments;
 }
 
+static PyObject *
+selection_arguments(py_mesh *self)
+{
+    PyObject *ranks = PyObject_GetAttrString((PyObject *)self, "_flatten_rank_map");
+    PyObject *flattened = ranks == NULL ? NULL : flattened_facts(self);
+    PyObject *arguments =
+        flattened == NULL ? NULL
+                          : PyTuple_Pack(6, self->source, self->shape, ranks,
+                                         self->names != NULL ? self->names : Py_None,
+                                         self->specs, flattened);
+    Py_XDECREF(ranks);
+    Py_XDECREF(flattened);
+    return arguments;
+}
+
 PyObject *
 py_mesh_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -101,12 +117,15 @@ py_mesh_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
     if (py_mesh_check(self) < 0) {
         return NULL;
     }
-    bool is_root = self->root == NULL;
-    PyObject *restore =
-        PyObject_GetAttrString(module, is_root ? "_restore_root" : "_restore_view");
-    PyObject *arguments = restore == NULL ? NULL
-                          : is_root ? root_arguments(py_state_of_module(module), self)
-                                    : view_arguments(self);
+    const char *name = self->root != NULL     ? "_restore_view"
+                       : self->source != NULL ? "_restore_selection"
+                                              : "_restore_root";
+    PyObject *restore = PyObject_GetAttrString(module, name);
+    PyObject *arguments = restore == NULL      ? NULL
+                          : self->root != NULL ? view_arguments(self)
+                          : self->source != NULL
+                              ? selection_arguments(self)
+                              : root_arguments(py_state_of_module(module), self);
     PyObject *result = NULL;
     if (arguments != NULL) {
         bool has_state = self->dict != NULL && PyDict_GET_SIZE(self->dict) > 0;
@@ -389,9 +408,83 @@ restore_view(PyObject *module, PyObject *args)
     return view;
 }
 
+/* The shape of a selection, a tuple of sizes that multiply to `count`. Returns the number
+ * of dims, or -1 with ValueError. */
+static int
+selection_shape(PyObject *sizes, int64_t count, int64_t *shape)
+{
+    Py_ssize_t ndim = PyTuple_GET_SIZE(sizes);
+    int64_t product = ndim >= 1 && ndim <= PY_MESH_MAX_NDIM ? 1 : 0;
+    for (Py_ssize_t d = 0; d < ndim && product > 0; d++) {
+        shape[d] = PyLong_Check(PyTuple_GET_ITEM(sizes, d))
+                       ? PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, d))
+                       : -1;
+        bool fits = shape[d] >= 1 && shape[d] <= count / product;
+        product = fits ? product * shape[d] : 0;
+    }
+    if (product != count) {
+        PyErr_Clear();
+        raise_malformed();
+        return -1;
+    }
+    return (int)ndim;
+}
+
+static bool
+are_ranks_of(const py_mesh *source, const py_mesh_grid *grid)
+{
+    bool all = grid->ndim == 1;
+    for (int64_t i = 0; i < grid->count && all; i++) {
+        all = dm_ranks_find(source->native->ranks, grid->ranks[i]) >= 0;
+    }
+    return all;
+}
+
+static PyObject *
+restore_selection(PyObject *module, PyObject *args)
+{
+    py_state *state = py_state_of_module(module);
+    PyObject *source_arg, *sizes, *ranks_arg, *names_arg, *specs, *flattened;
+    if (!PyArg_ParseTuple(args, "O!O!O!OOO!:_restore_selection", state->mesh_type,
+                          &source_arg, &PyTuple_Type, &sizes, &PyTuple_Type, &ranks_arg,
+                          &names_arg, &specs, &PyTuple_Type, &flattened)) {
+        return NULL;
+    }
+    py_mesh *source = (py_mesh *)source_arg;
+    if (source->native == NULL || py_mesh_source_of(source) != source) {
+        return (PyObject *)raise_malformed();
+    }
+    py_mesh_grid grid;
+    if (py_mesh_grid_parse(state, ranks_arg, &grid) < 0) {
+        return NULL;
+    }
+    int64_t shape[PY_MESH_MAX_NDIM];
+    int ndim = selection_shape(sizes, grid.count, shape);
+    PyObject *names = NULL, *mesh = NULL;
+    if (ndim < 0 || py_mesh_names_parse(names_arg, ndim, &names) < 0) {
+        goto done;
+    }
+    if (!are_ranks_of(source, &grid) || !specs_are_sound(specs, ndim)) {
+        raise_malformed();
+        goto done;
+    }
+    mesh = py_mesh_selection(state, source, shape, ndim, grid.ranks, grid.count, names,
+                             specs);
+    if (mesh != NULL && restore_flattened(state, (py_mesh *)mesh, flattened) < 0) {
+        Py_CLEAR(mesh);
+    }
+
+done:
+    py_mesh_grid_clear(&grid);
+    Py_XDECREF(names);
+    return mesh;
+}
+
 PyMethodDef py_mesh_pickle_functions[] = {
     {"_restore_root", restore_root, METH_VARARGS,
      "A root mesh from its pickle. Internal."},
+    {"_restore_selection", restore_selection, METH_VARARGS,
+     "A selection from its pickle. Internal."},
     {"_restore_view", restore_view, METH_VARARGS,
      "A view of a root mesh from its pickle. Internal."},
     {NULL, NULL, 0, NULL},

@@ -24,7 +24,7 @@ longest_timeout(py_mesh *self)
     int64_t longest_ns = 0;
     for (int d = 0; d < self->ndim; d++) {
         PyObject *timeout = PyTuple_GET_ITEM(PyTuple_GET_ITEM(self->specs, d), 2);
-        dm_world *world = self->native->world;
+        dm_world *world = py_mesh_source_of(self)->native->world;
         int64_t ns = timeout != Py_None ? PyLong_AsLongLong(timeout)
                      : world != NULL    ? dm_world_timeout(world)
                                         : 0;

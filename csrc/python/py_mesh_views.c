@@ -188,6 +188,17 @@ py_mesh_gather_dims(py_mesh *const *meshes, const int *dims, int n, dm_layout **
     return status;
 }
 
+/* Dims of this mesh in its own order, whatever that is (permute). */
+static bool
+own_in_order(py_mesh *self, py_mesh *const *meshes, const int *dims, int n)
+{
+    bool ordered = true;
+    for (int i = 0; i < n && ordered; i++) {
+        ordered = meshes[i] == self && (i == 0 || dims[i - 1] <= dims[i]);
+    }
+    return ordered;
+}
+
 static bool
 has_repeats(PyObject *names)
 {
@@ -227,7 +238,7 @@ slice_dims(py_mesh *self, PyObject *names)
     if (py_mesh_gather_dims(meshes, dims, (int)n, &layout, &err) != DM_OK) {
         return py_raise(state, &err);
     }
-    if (!dm_layout_is_sorted(layout)) {
+    if (!dm_layout_is_sorted(layout) && !own_in_order(self, meshes, dims, (int)n)) {
         PyErr_Format(
             PyExc_KeyError,
             "Invalid mesh_dim_names %R specified. Mesh dim indices should be in "

@@ -54,6 +54,16 @@ def groups():
     DeviceMesh.from_group(mesh.get_group(0), "cpu")
 
 
+def selected():
+    mesh = build()
+    half = mesh.select(dp=[1, 0], tp=1)
+    half.get_group("dp"), half.flatten().get_group(), half["cp"], half.select({0: -1})
+    view = mesh.permute("tp", "dp", "cp")
+    view.get_group(0), view["tp", "cp"].flatten("x"), view.permute(*NAMES)
+    pickle.loads(pickle.dumps((half, half["dp"], view)))[0].get_group(1)
+    Mine("cpu", range(8)).select({0: slice(1)})
+
+
 def closed():
     with build() as mesh:
         mesh.get_all_groups()
@@ -79,6 +89,8 @@ def facts():
     mesh.get_coordinate(), mesh.shape, mesh.ndim, mesh.mesh, mesh.device_type
     mesh._layout, mesh._flatten_rank_map, mesh._hash_key(), mesh._stable_hash()
     repr(mesh), hash(mesh), mesh == build(), mesh == 3, mesh != mesh["dp"]
+    mesh.is_member, mesh.coordinate_of(3), mesh.rank_at(0, 1, 1), mesh.rank_at(tp=1), 3 in mesh
+    mesh.ranks(), mesh.ranks("dp"), mesh.ranks(("tp", 0), 3), mesh.shift("dp"), mesh.shift(0, -1)
     mesh._get_root_mesh(), mesh["dp"]._root_mesh, mesh["dp"]._get_root_mesh_dim()
     mesh.note = mesh
 
@@ -158,6 +170,32 @@ def refused():
         lambda: mesh.unflatten(0, (3,), ("a",)),
         lambda: mesh.unflatten(0, (2, 1), ("a", "tp")),
         lambda: mesh.unflatten(0, (2, 1), ("a", "b"), {"c": "fake"}),
+        lambda: mesh.coordinate_of("x"),
+        lambda: "x" in mesh,
+        lambda: mesh.rank_at(0),
+        lambda: mesh.rank_at(0, 0, 2),
+        lambda: mesh.rank_at(x=0),
+        lambda: outside.rank_at(a=0),
+        lambda: outside["a"].rank_at(0),
+        lambda: mesh.ranks("nothing"),
+        lambda: mesh.ranks(("dp", "dp")),
+        lambda: mesh.ranks(0, 99),
+        lambda: mesh.ranks(rank=99),
+        lambda: outside.shift("a"),
+        lambda: mesh.select(3),
+        lambda: mesh.select(nothing=3),
+        lambda: mesh.select(dp=[0, 0]),
+        lambda: mesh.select(dp=[0, 7]),
+        lambda: mesh.select(dp=[0, "a"]),
+        lambda: mesh.select(dp=[]),
+        lambda: mesh.select(dp=0, cp=0, tp=0),
+        lambda: mesh.select({0: 1}, dp=1),
+        lambda: outside["a"].select(a=0),
+        lambda: mesh.permute(0),
+        lambda: mesh.permute(0, 0, 1),
+        lambda: mesh.permute("x", "dp", "tp"),
+        lambda: _core._restore_selection(mesh, (2,), (0, 9), None, ((None, "", None),), ()),
+        lambda: _core._restore_selection(mesh, (3,), (0, 1), None, ((None, "", None),), ()),
         lambda: DeviceMesh.concatenate([mesh, 3]),
         lambda: DeviceMesh.concatenate([mesh, mesh]),
         lambda: DeviceMesh.concatenate([mesh, outside]),
@@ -206,6 +244,7 @@ with devicemesh.simulate(world_size=8, rank=5):
 for step in (
     dropped,
     views,
+    selected,
     groups,
     closed,
     reused,

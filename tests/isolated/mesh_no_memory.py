@@ -60,6 +60,16 @@ def submeshes(mesh):
     return mesh._get_all_submeshes("dp")
 
 
+def selected(mesh):
+    half = mesh.select({0: [1, 0], 2: 1})
+    function, arguments = half.__reduce__()
+    return half.get_group(1), function(*arguments), mesh.permute(1, 0, 2).get_group(0)
+
+
+def ranks(mesh):
+    return mesh.ranks(), mesh.ranks((0, 1)), mesh.rank_at(0, 1, 1), mesh.coordinate_of(3)
+
+
 def from_group(mesh):
     return DeviceMesh.from_group(
         mesh.get_all_groups(), "cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], mesh_dim_names=NAMES
@@ -100,6 +110,13 @@ def refused(mesh):
         partial(DeviceMesh._from_shape, "cpu", (2,), backend_override={5: "fake"}),
         partial(DeviceMesh._from_shape, "cpu", (2,), backend_override={0: "foo"}),
         partial(DeviceMesh._from_shape, "cpu", (2,), timeout={"x": 3}),
+        partial(mesh.select, {0: [0, 0]}),
+        partial(mesh.select, {0: [7]}),
+        partial(mesh.select, {0: 0, 1: 0, 2: 0}),
+        partial(mesh.permute, 0, 0, 1),
+        partial(mesh.rank_at, 0),
+        partial(mesh.rank_at, 0, 0, 9),
+        partial(mesh.ranks, (0, 0)),
         partial(DeviceMesh.concatenate, [mesh, 3]),
         partial(DeviceMesh.from_group, mesh.get_group(0), "cpu", [[0]]),
         partial(DeviceMesh.from_group, mesh.get_all_groups(), "cpu", [0], mesh_dim_names=NAMES),
@@ -154,6 +171,8 @@ with devicemesh.simulate(world_size=8, rank=5):
         unflatten,
         concatenate,
         submeshes,
+        selected,
+        ranks,
         from_group,
         facts,
         reduced,

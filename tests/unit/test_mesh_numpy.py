@@ -1,6 +1,7 @@
 """Meshes against numpy: every rank's coordinates, slices and groups by array arithmetic."""
 
 import math
+import pickle
 
 import numpy as np
 from hypothesis import given
@@ -160,3 +161,78 @@ def test_coordinates_and_ranks(case, data):
             place = list(coordinate)
             place[dim] = index
             assert mesh.rank_at(**{names[dim]: index}) == array[tuple(place)]
+
+
+@st.composite
+def selections(draw, size):
+    """What select() takes for a dim of that size, never empty."""
+    kind = draw(st.sampled_from(["slice", "list", "index"]))
+    if kind == "index":
+        return draw(st.integers(-size, size - 1))
+    if kind == "list":
+        order = draw(st.permutations(range(size)))
+        return order[: draw(st.integers(1, size))]
+    return draw(st.slices(size).filter(lambda s: len(range(size)[s]) > 0))
+
+
+@given(meshes(), st.data())
+def test_select(case, data):
+    """Against numpy's own indexing; the result is a mesh like one made of those ranks."""
+    array, world, rank = case
+    names = names_of(array.ndim)
+    dims = data.draw(st.sets(st.integers(0, array.ndim - 1)))
+    chosen = {d: data.draw(selections(array.shape[d])) for d in dims}
+    if array.ndim and all(isinstance(chosen.get(d), int) for d in range(array.ndim)):
+        chosen.pop(0)
+    expected = array
+    for d in sorted(chosen, reverse=True):  # from behind, as an index takes its dim away
+        expected = expected[(slice(None),) * d + (chosen[d],)]
+    left = tuple(n for d, n in enumerate(names) if not isinstance(chosen.get(d), int))
+    with devicemesh.simulate(world_size=world, rank=rank):
+        mesh = DeviceMesh("cpu", array, mesh_dim_names=names)
+        by_name = {names[d]: value for d, value in chosen.items()}
+        part = mesh.select(**by_name)
+        assert part is mesh.select(chosen)
+        assert part.mesh.tolist() == expected.tolist()
+        assert part.mesh_dim_names == left
+        assert part.get_coordinate() == coordinate_of(expected, rank)
+        same = DeviceMesh("cpu", expected, mesh_dim_names=left)
+        assert part == same
+        assert hash(part) == hash(same)
+        if part.is_member:
+            for name in left:
+                group = part.get_group(name)
+                assert tuple(group.ranks) == part.ranks(name) == same.ranks(name)
+                assert (group is mesh.get_group(name)) == (part.ranks(name) == mesh.ranks(name))
+        back = pickle.loads(pickle.dumps(part))
+        assert back == part
+        assert back.get_rank() == rank
+        again = part.select({0: [0]})
+        assert again.mesh.tolist() == expected[:1].tolist()
+
+
+@given(meshes(), st.data())
+def test_permute(case, data):
+    array, world, rank = case
+    names = names_of(array.ndim)
+    order = data.draw(st.permutations(range(array.ndim)))
+    expected = array.transpose(order)
+    with devicemesh.simulate(world_size=world, rank=rank):
+        mesh = DeviceMesh("cpu", array, mesh_dim_names=names)
+        view = mesh.permute(*order)
+        assert view is mesh.permute(*(names[d] for d in order))
+        assert view.permute(*names) is mesh
+        assert view.mesh.tolist() == expected.tolist()
+        assert view.mesh_dim_names == tuple(names[d] for d in order)
+        assert view.get_coordinate() == coordinate_of(expected, rank)
+        assert pickle.loads(pickle.dumps(view)) == view
+        dims = sorted(data.draw(st.sets(st.integers(0, array.ndim - 1), min_size=1)))
+        part = view[tuple(view.mesh_dim_names[d] for d in dims)]
+        if view.is_member:
+            assert part.mesh.tolist() == line(expected, view.get_coordinate(), dims).tolist()
+            for name in names:
+                assert view.get_group(name) is mesh.get_group(name)
+            if array.ndim > 1:
+                flat = view.flatten("flat")
+                assert flat.mesh.tolist() == expected.flatten().tolist()
+                assert list(flat.get_group().ranks) == expected.flatten().tolist()
