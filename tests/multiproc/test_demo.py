@@ -1,5 +1,6 @@
 """The examples, run as people run them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 LAUNCHER = [sys.executable, "-m", "devicemesh", "run", "-n", "8", "--timeout", "100"]
 
 
 def run(*command):
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    # Where devicemesh is not installed it is found in the tree.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from processes import is_gone, wait_until
@@ -13,6 +14,13 @@ from processes import is_gone, wait_until
 from devicemesh.launch.output import Sink, Stream
 
 DEADLINE = 60
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture(autouse=True)
+def tree_is_importable(monkeypatch):
+    """The scripts find devicemesh where it is not installed, too."""
+    monkeypatch.setenv("PYTHONPATH", ROOT, prepend=os.pathsep)
 
 
 @pytest.fixture
@@ -393,7 +401,7 @@ def test_what_a_rank_started_ends_with_it(run, script):
     path = script("print(subprocess.Popen(['sleep', '600']).pid)")
     code, out, _ = run("run", "-n", "1", path)
     assert code == 0
-    assert is_gone(int(out.split()[1]))
+    wait_until(lambda: is_gone(int(out.split()[1])), "end of what the rank started")
 
 
 # --- time-out and signals -------------------------------------------------------------------

@@ -432,7 +432,7 @@ def test_what_a_rank_started_ends_with_it(run, tmp_path):
     )
     result.assert_outcomes(passed=1)
     pid = int(note.read_text())
-    assert is_gone(pid)
+    wait_until(lambda: is_gone(pid), "end of what the rank started")
 
 
 # --- pytest itself ends -----------------------------------------------------------------------
