@@ -306,7 +306,8 @@ dm_kv_compare_set(dm_kv *kv, const char *key, size_t key_size, const dm_bytes *e
         return DM_OK;
     }
     if (has_value && (found->value.size != expected->size ||
-                      memcmp(found->value.data, expected->data, expected->size) != 0)) {
+                      (expected->size != 0 && memcmp(found->value.data, expected->data,
+                                                     expected->size) != 0))) {
         *now = found->value;
         *entry = NULL;
         return DM_OK;

@@ -792,9 +792,10 @@ dm_session_feed(dm_session *session, const char *data, size_t size, size_t *used
         send_values(session);
     }
     while (*used < size) {
-        bool cancels =
-            session->waiting != 0 && (uint8_t)data[*used] == DM_WIRE_CANCEL_WAIT;
-        if (dm_session_is_stalled(session) && !cancels) {
+        uint8_t op = (uint8_t)data[*used];
+        bool at_once =
+            session->waiting != 0 && (op == DM_WIRE_CANCEL_WAIT || op == DM_WIRE_PING);
+        if (dm_session_is_stalled(session) && !at_once) {
             break;
         }
         dm_wire_request request;

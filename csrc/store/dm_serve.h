@@ -76,8 +76,8 @@ dm_status
 dm_session_feed(dm_session *session, const char *data, size_t size, size_t *used,
                 dm_error *err);
 
-/* Requests must wait: it waits itself, or too much is in `out`. A stalled session's
- * only welcome request is CANCEL_WAIT. */
+/* Requests must wait: it waits itself, or too much is in `out`. While it waits, only
+ * CANCEL_WAIT and PING are handled. */
 bool
 dm_session_is_stalled(const dm_session *session);
 

@@ -1,37 +1,21 @@
 /* The tcp store: a client of our server or of torch's.
  *
- * A call checks a connection out of a small pool, so that a call that waits stops no
- * other: where none is idle another one is opened. The mutex guards the pool and is
- * held over nothing that blocks.
- *
- * Order. SET and the like have no answer. With one connection the next call follows
- * on the same one, so all is seen in order. With several, a request on another
- * connection might overtake; therefore
- *   - a second connection is opened only when the first has nothing unanswered,
- *   - while there are several, each request without an answer is followed by a PING
- *     whose answer is waited for,
- *   - a request that waits is preceded by a PING where something is unanswered, so
- *     that it does not keep others from opening a connection.
- * So what a call has done is done at the server before any later call begins there.
+ * Each call is one request (or a few) over a connection of the pool (dm_tcp_pool.h).
+ * Two tables of operations: what our server understands, and torch's protocol alone.
+ * A will has a connection of its own, whose end executes it; the mutex guards their
+ * list.
  */
-#include <assert.h>
-#include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/dm_alloc.h"
 #include "store/dm_net.h"
 #include "store/dm_store.h"
-#include "store/dm_tcp_conn.h"
+#include "store/dm_tcp_pool.h"
 #include "store/dm_wire.h"
 
 enum {
-    MAX_IDLE = 4,
-    PING_NONCE = 1,
     CHUNK_BYTES = DM_WIRE_FRAME_MAX / 2, /* of one request of several keys */
     EXPLAIN_KEYS = 500, /* asked about at once, to name those that are missing */
     EXPLAIN_S = 2,
@@ -39,43 +23,16 @@ enum {
 
 typedef struct tcp_will {
     struct tcp_will *next;
-    dm_tcp_conn *conn; /* whose end executes it */
+    dm_tcp_conn *conn;
     char key[];
 } tcp_will;
 
 typedef struct tcp_store {
     dm_store base;
-    char *host;
-    char *token; /* or NULL */
-    uint16_t port;
-    pthread_mutex_t mutex;  /* guards all below */
-    pthread_cond_t changed; /* a connection came back or has nothing unanswered now */
-    atomic_bool closed;     /* written with the mutex held */
-    int n_open;             /* connections, those being opened too */
-    int n_idle;
-    dm_tcp_conn *idle; /* a stack, by `next` */
-    dm_tcp_conn *busy; /* a list */
+    dm_tcp_pool pool;
+    pthread_mutex_t mutex;
     tcp_will *wills;
 } tcp_store;
-
-typedef enum call_kind {
-    CALL_ANSWERED,
-    CALL_ONE_WAY, /* its request has no answer */
-    CALL_WAITS,   /* its answer may take for ever */
-} call_kind;
-
-/* One call on its way. */
-typedef struct tcp_call {
-    tcp_store *store;
-    dm_tcp_conn *conn;
-    const dm_wait *outer;
-    dm_wait inner;       /* the caller's, which also ends when the store is closed */
-    const dm_wait *wait; /* &inner, or the grace of a wait that was cut */
-    dm_error *err;
-    int64_t started;
-    call_kind kind;
-    bool acknowledged; /* a PING goes along */
-} tcp_call;
 
 static tcp_store *
 tcp_of(dm_store *store)
@@ -83,317 +40,22 @@ tcp_of(dm_store *store)
     return (tcp_store *)store;
 }
 
-/* --- the pool ---------------------------------------------------------------------------- */
-
-static dm_status
-check_open(tcp_store *self, dm_error *err)
-{
-    /* Relaxed: a call that races with close may go either way. */
-    if (atomic_load_explicit(&self->closed, memory_order_relaxed)) {
-        return dm_error_set(err, DM_ERR_CLOSED, "store at %s:%u is closed", self->host,
-                            self->port);
-    }
-    return DM_OK;
-}
-
-static dm_status
-poll_call(void *arg, dm_error *err)
-{
-    const tcp_call *call = arg;
-    DM_TRY(check_open(call->store, err));
-    const dm_wait *outer = call->outer;
-    return outer->poll != NULL ? outer->poll(outer->arg, err) : DM_OK;
-}
-
-static void
-call_init(tcp_call *call, dm_store *store, const dm_wait *wait, dm_error *err)
-{
-    *call = (tcp_call){
-        .store = tcp_of(store), .outer = wait, .err = err, .started = dm_clock_now()};
-    call->inner = (dm_wait){wait->deadline, poll_call, call};
-    call->wait = &call->inner;
-}
-
-static void
-add_busy_locked(tcp_store *self, dm_tcp_conn *conn)
-{
-    conn->previous = NULL;
-    conn->next = self->busy;
-    if (self->busy != NULL) {
-        self->busy->previous = conn;
-    }
-    self->busy = conn;
-}
-
-static void
-remove_busy_locked(tcp_store *self, dm_tcp_conn *conn)
-{
-    *(conn->previous != NULL ? &conn->previous->next : &self->busy) = conn->next;
-    if (conn->next != NULL) {
-        conn->next->previous = conn->previous;
-    }
-}
-
-static bool
-any_unanswered_locked(const tcp_store *self)
-{
-    for (const dm_tcp_conn *conn = self->busy; conn != NULL; conn = conn->next) {
-        if (conn->is_unanswered) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Sleeps until the pool changes, or polls the wait when that is due. */
-static dm_status
-sleep_locked(tcp_call *call, int64_t *next_poll)
-{
-    tcp_store *self = call->store;
-    if (dm_clock_now() < *next_poll) {
-        struct timespec until = {*next_poll / DM_NS_PER_S, *next_poll % DM_NS_PER_S};
-        pthread_cond_timedwait(&self->changed, &self->mutex, &until);
-        return DM_OK;
-    }
-    pthread_mutex_unlock(&self->mutex);
-    dm_status status = dm_wait_poll(call->wait, call->err);
-    *next_poll = dm_clock_now() + dm_wait_slice(call->wait);
-    pthread_mutex_lock(&self->mutex);
-    return status;
-}
-
-static dm_status
-open_connection(tcp_store *self, bool first, const dm_wait *wait, dm_tcp_conn **conn,
-                dm_error *err)
-{
-    dm_tcp_target target = {
-        .host = self->host,
-        .port = self->port,
-        .token = self->token,
-        .secondary = !first,
-        .retry = first,
-    };
-    return dm_tcp_conn_open(&target, wait, conn, err);
-}
-
-/* An idle connection, or the right to open one (NULL). */
-static dm_status
-take_idle_locked(tcp_call *call, dm_tcp_conn **conn)
-{
-    tcp_store *self = call->store;
-    int64_t next_poll = 0;
-    for (;;) {
-        DM_TRY(check_open(self, call->err));
-        if (self->idle != NULL) {
-            *conn = self->idle;
-            self->idle = (*conn)->next;
-            self->n_idle--;
-            return DM_OK;
-        }
-        if (!any_unanswered_locked(self)) {
-            self->n_open++;
-            *conn = NULL;
-            return DM_OK;
-        }
-        DM_TRY(sleep_locked(call, &next_poll));
-    }
-}
-
-static void
-forget_connection(tcp_store *self)
-{
-    pthread_mutex_lock(&self->mutex);
-    self->n_open--;
-    pthread_cond_broadcast(&self->changed);
-    pthread_mutex_unlock(&self->mutex);
-}
-
-static void
-mark_busy_locked(tcp_call *call, call_kind kind)
-{
-    tcp_store *self = call->store;
-    dm_tcp_conn *conn = call->conn;
-    add_busy_locked(self, conn);
-    call->kind = kind;
-    if (kind == CALL_ONE_WAY) {
-        call->acknowledged = self->n_open > 1;
-        conn->is_unanswered = true;
-    }
-    else {
-        call->acknowledged = kind == CALL_WAITS && conn->is_unanswered;
-    }
-}
-
-static dm_status
-acquire(tcp_call *call, call_kind kind)
-{
-    tcp_store *self = call->store;
-    pthread_mutex_lock(&self->mutex);
-    dm_status status = take_idle_locked(call, &call->conn);
-    if (status == DM_OK && call->conn != NULL) {
-        mark_busy_locked(call, kind);
-    }
-    pthread_mutex_unlock(&self->mutex);
-    if (status != DM_OK || call->conn != NULL) {
-        return status;
-    }
-
-    status = open_connection(self, false, call->wait, &call->conn, call->err);
-    if (status != DM_OK) {
-        forget_connection(self);
-        return status;
-    }
-    pthread_mutex_lock(&self->mutex);
-    status = check_open(self, call->err);
-    if (status == DM_OK) {
-        mark_busy_locked(call, kind);
-    }
-    pthread_mutex_unlock(&self->mutex);
-    if (status != DM_OK) {
-        dm_tcp_conn_free(call->conn);
-        call->conn = NULL;
-        forget_connection(self);
-    }
-    return status;
-}
-
-/* Gives the connection back, or closes it when it is broken or one too many. */
-static void
-give_back(tcp_call *call)
-{
-    tcp_store *self = call->store;
-    dm_tcp_conn *conn = call->conn;
-    pthread_mutex_lock(&self->mutex);
-    remove_busy_locked(self, conn);
-    bool keep = !conn->is_broken && self->n_idle < MAX_IDLE &&
-                !atomic_load_explicit(&self->closed, memory_order_relaxed);
-    if (keep) {
-        conn->is_unanswered = call->kind == CALL_ONE_WAY && !call->acknowledged;
-        conn->next = self->idle;
-        self->idle = conn;
-        self->n_idle++;
-        conn = NULL;
-    }
-    else {
-        self->n_open--;
-    }
-    pthread_cond_broadcast(&self->changed);
-    pthread_mutex_unlock(&self->mutex);
-    dm_tcp_conn_free(conn);
-}
-
-/* --- one call ----------------------------------------------------------------------------- */
-
-/* Puts the store in front of what the connection says. */
-static dm_status
-explain(tcp_call *call, dm_status status)
-{
-    const tcp_store *self = call->store;
-    if (status == DM_ERR_CONNECTION || status == DM_ERR_PROTOCOL ||
-        status == DM_ERR_SYSTEM) {
-        /* The cause may be that close has cut the connection. */
-        dm_status closed = check_open(call->store, call->err);
-        if (closed != DM_OK) {
-            return closed;
-        }
-        dm_error_context(call->err, "store at %s:%u", self->host, self->port);
-    }
-    return status;
-}
-
-/* "store at ...: timed out after 3 s <doing what>". */
-static dm_status
-timed_out(const tcp_call *call, const char *what, const char *name)
-{
-    const tcp_store *self = call->store;
-    return dm_error_set(
-        call->err, DM_ERR_TIMEOUT, "store at %s:%u: timed out after %.3g s %s %s",
-        self->host, self->port, (double)(dm_clock_now() - call->started) / DM_NS_PER_S,
-        what, name);
-}
-
-static dm_status
-timed_out_at(const tcp_call *call, const char *what, const char *key)
-{
-    char text[256];
-    dm_store_list_missing(&key, NULL, 1, text, sizeof(text));
-    return timed_out(call, what, text);
-}
-
-/* Acquires a connection and begins a request on it. */
-static dm_status
-begin(tcp_call *call, dm_store *store, call_kind kind, uint8_t op, const dm_wait *wait,
-      dm_error *err)
-{
-    call_init(call, store, wait, err);
-    dm_status status = acquire(call, kind);
-    if (status != DM_OK) {
-        return status;
-    }
-    if (call->acknowledged && kind == CALL_WAITS) {
-        dm_tcp_conn_begin(call->conn, DM_WIRE_PING);
-        dm_wire_put_u32(&call->conn->out, PING_NONCE);
-        dm_wire_put_u8(&call->conn->out, op);
-    }
-    else {
-        dm_tcp_conn_begin(call->conn, op);
-    }
-    return DM_OK;
-}
-
 static dm_wire_buffer *
-out_of(tcp_call *call)
+out_of(dm_tcp_call *call)
 {
     return &call->conn->out;
 }
 
 static dm_status
-send_request(tcp_call *call)
+timed_out_at(const dm_tcp_call *call, const char *what, const char *key)
 {
-    return dm_tcp_conn_send(call->conn, call->wait, call->err);
-}
-
-/* Sends a request that has no answer and, where that is needed, makes sure that it has
- * arrived. */
-static dm_status
-send_one_way(tcp_call *call)
-{
-    if (!call->acknowledged) {
-        return send_request(call);
-    }
-    dm_wire_put_u8(out_of(call), DM_WIRE_PING);
-    dm_wire_put_u32(out_of(call), PING_NONCE);
-    DM_TRY(send_request(call));
-    DM_TRY(dm_tcp_conn_read_pong(call->conn, PING_NONCE, call->wait, call->err));
-    return dm_tcp_conn_finish(call->conn);
-}
-
-/* Sends a request that waits and returns the first byte of its answer. */
-static dm_status
-send_and_await(tcp_call *call, uint8_t *answer)
-{
-    tcp_store *self = call->store;
-    DM_TRY(send_request(call));
-    if (call->acknowledged) {
-        DM_TRY(dm_tcp_conn_read_pong(call->conn, PING_NONCE, call->wait, call->err));
-        pthread_mutex_lock(&self->mutex);
-        call->conn->is_unanswered = false;
-        pthread_cond_broadcast(&self->changed);
-        pthread_mutex_unlock(&self->mutex);
-    }
-    return dm_tcp_conn_await(call->conn, &call->wait, answer, call->err);
-}
-
-/* Ends a call. */
-static dm_status
-end(tcp_call *call, dm_status status)
-{
-    give_back(call);
-    return explain(call, status);
+    char text[256];
+    dm_store_list_missing(&key, NULL, 1, text, sizeof(text));
+    return dm_tcp_call_timed_out(call, what, text);
 }
 
 static dm_status
-unexpected(tcp_call *call, uint8_t answer)
+unexpected(dm_tcp_call *call, uint8_t answer)
 {
     call->conn->is_broken = true;
     return dm_error_set(call->err, DM_ERR_PROTOCOL, "an unexpected answer 0x%02x",
@@ -402,7 +64,7 @@ unexpected(tcp_call *call, uint8_t answer)
 
 /* The rest of an answer of ours that begins with `answer`: refusals become errors. */
 static dm_status
-check_answer(tcp_call *call, uint8_t answer)
+check_answer(dm_tcp_call *call, uint8_t answer)
 {
     if (answer == DM_WIRE_OK) {
         return DM_OK;
@@ -443,11 +105,12 @@ static dm_status
 tcp_set(dm_store *store, const char *key, const void *data, size_t size,
         const dm_wait *wait, dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ONE_WAY, DM_WIRE_SET, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ONE_WAY, DM_WIRE_SET,
+                             wait, err));
     dm_wire_put_key(out_of(&call), key);
     dm_wire_put_bytes(out_of(&call), data, size);
-    return end(&call, send_one_way(&call));
+    return dm_tcp_call_end(&call, dm_tcp_call_send_one_way(&call));
 }
 
 static dm_status
@@ -456,14 +119,15 @@ tcp_multi_set(dm_store *store, const char *const *keys, const dm_bytes *values,
 {
     while (n > 0) {
         size_t chunk = chunk_of(keys, values, n);
-        tcp_call call;
-        DM_TRY(begin(&call, store, CALL_ONE_WAY, DM_WIRE_MULTI_SET, wait, err));
+        dm_tcp_call call;
+        DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ONE_WAY,
+                                 DM_WIRE_MULTI_SET, wait, err));
         dm_wire_put_u64(out_of(&call), chunk);
         for (size_t i = 0; i < chunk; i++) {
             dm_wire_put_key(out_of(&call), keys[i]);
             dm_wire_put_bytes(out_of(&call), values[i].data, values[i].size);
         }
-        DM_TRY(end(&call, send_one_way(&call)));
+        DM_TRY(dm_tcp_call_end(&call, dm_tcp_call_send_one_way(&call)));
         keys += chunk;
         values += chunk;
         n -= chunk;
@@ -476,26 +140,27 @@ static dm_status
 torch_add(dm_store *store, const char *key, int64_t amount, const dm_wait *wait,
           int64_t *result, dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_ADD, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED, DM_WIRE_ADD,
+                             wait, err));
     dm_wire_put_key(out_of(&call), key);
     dm_wire_put_u64(out_of(&call), (uint64_t)amount);
-    dm_status status = send_request(&call);
+    dm_status status = dm_tcp_call_send(&call);
     if (status == DM_OK) {
         status = dm_tcp_conn_read_i64(call.conn, call.wait, result, err);
         if (status == DM_ERR_CONNECTION) {
             dm_error_context(err, "add to key '%.200s' (does it hold a number?)", key);
         }
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 /* TRY_ADD and TRY_APPEND have been built: sends and looks at the first byte. */
 static dm_status
-try_request(tcp_call *call, const char *key)
+try_request(dm_tcp_call *call, const char *key)
 {
     uint8_t answer;
-    DM_TRY(send_request(call));
+    DM_TRY(dm_tcp_call_send(call));
     DM_TRY(dm_tcp_conn_read_u8(call->conn, call->wait, &answer, call->err));
     dm_status status = check_answer(call, answer);
     if (status == DM_ERR_VALUE) {
@@ -508,37 +173,40 @@ static dm_status
 ours_add(dm_store *store, const char *key, int64_t amount, const dm_wait *wait,
          int64_t *result, dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_TRY_ADD, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED,
+                             DM_WIRE_TRY_ADD, wait, err));
     dm_wire_put_key(out_of(&call), key);
     dm_wire_put_u64(out_of(&call), (uint64_t)amount);
     dm_status status = try_request(&call, key);
     if (status == DM_OK) {
         status = dm_tcp_conn_read_i64(call.conn, call.wait, result, err);
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 static dm_status
 torch_append(dm_store *store, const char *key, const void *data, size_t size,
              const dm_wait *wait, dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ONE_WAY, DM_WIRE_APPEND, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ONE_WAY,
+                             DM_WIRE_APPEND, wait, err));
     dm_wire_put_key(out_of(&call), key);
     dm_wire_put_bytes(out_of(&call), data, size);
-    return end(&call, send_one_way(&call));
+    return dm_tcp_call_end(&call, dm_tcp_call_send_one_way(&call));
 }
 
 static dm_status
 ours_append(dm_store *store, const char *key, const void *data, size_t size,
             const dm_wait *wait, dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_TRY_APPEND, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED,
+                             DM_WIRE_TRY_APPEND, wait, err));
     dm_wire_put_key(out_of(&call), key);
     dm_wire_put_bytes(out_of(&call), data, size);
-    return end(&call, try_request(&call, key));
+    return dm_tcp_call_end(&call, try_request(&call, key));
 }
 
 static dm_status
@@ -546,17 +214,18 @@ tcp_compare_set(dm_store *store, const char *key, const void *expected,
                 size_t expected_size, const void *desired, size_t desired_size,
                 const dm_wait *wait, dm_bytes *value, dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_COMPARE_SET, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED,
+                             DM_WIRE_COMPARE_SET, wait, err));
     dm_wire_put_key(out_of(&call), key);
     dm_wire_put_bytes(out_of(&call), expected, expected_size);
     dm_wire_put_bytes(out_of(&call), desired, desired_size);
-    dm_status status = send_request(&call);
+    dm_status status = dm_tcp_call_send(&call);
     if (status == DM_OK) {
         status = dm_tcp_conn_read_bytes(call.conn, call.wait, DM_STORE_VALUE_MAX, value,
                                         err);
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 static dm_status
@@ -566,17 +235,18 @@ tcp_check(dm_store *store, const char *const *keys, size_t n, const dm_wait *wai
     uint8_t missing = 0;
     while (n > 0 && missing == 0) {
         size_t chunk = chunk_of(keys, NULL, n);
-        tcp_call call;
-        DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_CHECK, wait, err));
+        dm_tcp_call call;
+        DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED,
+                                 DM_WIRE_CHECK, wait, err));
         dm_wire_put_keys(out_of(&call), keys, chunk);
-        dm_status status = send_request(&call);
+        dm_status status = dm_tcp_call_send(&call);
         if (status == DM_OK) {
             status = dm_tcp_conn_read_u8(call.conn, call.wait, &missing, err);
         }
         if (status == DM_OK && missing > 1) {
             status = unexpected(&call, missing);
         }
-        DM_TRY(end(&call, status));
+        DM_TRY(dm_tcp_call_end(&call, status));
         keys += chunk;
         n -= chunk;
     }
@@ -589,16 +259,17 @@ static dm_status
 ask_number(dm_store *store, uint8_t op, const char *key, const dm_wait *wait,
            int64_t *number, dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, op, wait, err));
+    dm_tcp_call call;
+    DM_TRY(
+        dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED, op, wait, err));
     if (key != NULL) {
         dm_wire_put_key(out_of(&call), key);
     }
-    dm_status status = send_request(&call);
+    dm_status status = dm_tcp_call_send(&call);
     if (status == DM_OK) {
         status = dm_tcp_conn_read_i64(call.conn, call.wait, number, err);
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 static dm_status
@@ -635,7 +306,7 @@ free_keys(dm_bytes *keys, size_t n)
 
 /* Reads one key and takes the '/' off that clients put in front. */
 static dm_status
-read_key(tcp_call *call, dm_bytes *key)
+read_key(dm_tcp_call *call, dm_bytes *key)
 {
     DM_TRY(dm_tcp_conn_read_bytes(call->conn, call->wait, DM_STORE_KEY_MAX, key,
                                   call->err));
@@ -648,7 +319,7 @@ read_key(tcp_call *call, dm_bytes *key)
 
 /* The array grows as keys come: the number that was announced proves nothing. */
 static dm_status
-read_keys(tcp_call *call, dm_bytes **keys, size_t *n)
+read_keys(dm_tcp_call *call, dm_bytes **keys, size_t *n)
 {
     int64_t count;
     DM_TRY(dm_tcp_conn_read_i64(call->conn, call->wait, &count, call->err));
@@ -689,20 +360,21 @@ static dm_status
 tcp_list_keys(dm_store *store, const dm_wait *wait, dm_bytes **keys, size_t *n,
               dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_LIST_KEYS, wait, err));
-    dm_status status = send_request(&call);
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED,
+                             DM_WIRE_LIST_KEYS, wait, err));
+    dm_status status = dm_tcp_call_send(&call);
     if (status == DM_OK) {
         status = read_keys(&call, keys, n);
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 /* --- calls: waiting for keys ------------------------------------------------------------------ */
 
 /* WHICH of the keys are there, on our server. */
 static dm_status
-ours_which(tcp_call *call, const dm_wait *wait, const char *const *keys, size_t n,
+ours_which(dm_tcp_call *call, const dm_wait *wait, const char *const *keys, size_t n,
            bool *there)
 {
     dm_tcp_conn_begin(call->conn, DM_WIRE_WHICH);
@@ -719,7 +391,7 @@ ours_which(tcp_call *call, const dm_wait *wait, const char *const *keys, size_t 
 
 /* The same on torch's: one CHECK for each, all sent at once. */
 static dm_status
-torch_which(tcp_call *call, const dm_wait *wait, const char *const *keys, size_t n,
+torch_which(dm_tcp_call *call, const dm_wait *wait, const char *const *keys, size_t n,
             bool *there)
 {
     dm_tcp_conn_begin(call->conn, DM_WIRE_CHECK);
@@ -741,7 +413,7 @@ torch_which(tcp_call *call, const dm_wait *wait, const char *const *keys, size_t
 /* DM_ERR_TIMEOUT with the names of the keys that are missing. The wait has been
  * cancelled; if its connection is still good the server is asked. */
 static dm_status
-explain_missing(tcp_call *call, const char *const *keys, size_t n)
+explain_missing(dm_tcp_call *call, const char *const *keys, size_t n)
 {
     const dm_wait wait = {dm_clock_deadline(EXPLAIN_S * DM_NS_PER_S), NULL, NULL};
     dm_tcp_conn *conn = call->conn;
@@ -762,7 +434,7 @@ explain_missing(tcp_call *call, const char *const *keys, size_t n)
     }
     dm_store_list_missing(keys, there, n, text, sizeof(text));
     dm_free(there);
-    return timed_out(call, "waiting for", text);
+    return dm_tcp_call_timed_out(call, "waiting for", text);
 }
 
 /* Waits until the keys of one request are there. */
@@ -770,11 +442,12 @@ static dm_status
 wait_chunk(dm_store *store, const char *const *keys, size_t n, const dm_wait *wait,
            dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_WAITS, DM_WIRE_WAIT, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_WAITS, DM_WIRE_WAIT,
+                             wait, err));
     dm_wire_put_keys(out_of(&call), keys, n);
     uint8_t answer = DM_WIRE_OK;
-    dm_status status = send_and_await(&call, &answer);
+    dm_status status = dm_tcp_call_send_and_await(&call, &answer);
     if (status == DM_ERR_TIMEOUT) {
         status = explain_missing(&call, keys, n);
     }
@@ -782,9 +455,9 @@ wait_chunk(dm_store *store, const char *const *keys, size_t n, const dm_wait *wa
         status = unexpected(&call, answer);
     }
     else if (status == DM_OK) {
-        status = dm_tcp_conn_finish_wait(call.conn);
+        status = dm_tcp_call_finish_wait(&call);
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 static dm_status
@@ -801,7 +474,7 @@ tcp_wait(dm_store *store, const char *const *keys, size_t n, const dm_wait *wait
 }
 
 static dm_status
-read_values(tcp_call *call, size_t n, dm_bytes *values)
+read_values(dm_tcp_call *call, size_t n, dm_bytes *values)
 {
     for (size_t i = 0; i < n; i++) {
         dm_status status = dm_tcp_conn_read_bytes(
@@ -828,13 +501,14 @@ static dm_status
 ours_get_chunk(dm_store *store, const char *const *keys, size_t n, const dm_wait *wait,
                dm_bytes *values, dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_WAITS, DM_WIRE_WAIT_GET, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_WAITS,
+                             DM_WIRE_WAIT_GET, wait, err));
     dm_wire_put_keys(out_of(&call), keys, n);
     uint8_t answer = DM_WIRE_OK;
-    dm_status status = send_and_await(&call, &answer);
+    dm_status status = dm_tcp_call_send_and_await(&call, &answer);
     if (status == DM_ERR_TIMEOUT) {
-        return end(&call, explain_missing(&call, keys, n));
+        return dm_tcp_call_end(&call, explain_missing(&call, keys, n));
     }
     if (status == DM_OK) {
         status = check_answer(&call, answer);
@@ -842,13 +516,13 @@ ours_get_chunk(dm_store *store, const char *const *keys, size_t n, const dm_wait
     if (status == DM_OK) {
         status = read_values(&call, n, values);
         if (status == DM_OK) {
-            status = dm_tcp_conn_finish_wait(call.conn);
+            status = dm_tcp_call_finish_wait(&call);
             if (status != DM_OK) {
                 free_values(values, n);
             }
         }
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 /* Waits, then reads: torch's server answers a key that is absent with nothing. */
@@ -857,14 +531,15 @@ torch_get_chunk(dm_store *store, const char *const *keys, size_t n, const dm_wai
                 dm_bytes *values, dm_error *err)
 {
     DM_TRY(wait_chunk(store, keys, n, wait, err));
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_MULTI_GET, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED,
+                             DM_WIRE_MULTI_GET, wait, err));
     dm_wire_put_keys(out_of(&call), keys, n);
-    dm_status status = send_request(&call);
+    dm_status status = dm_tcp_call_send(&call);
     if (status == DM_OK) {
         status = read_values(&call, n, values);
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 typedef dm_status (*get_chunk)(dm_store *store, const char *const *keys, size_t n,
@@ -913,15 +588,16 @@ torch_get(dm_store *store, const char *key, const dm_wait *wait, dm_bytes *value
           dm_error *err)
 {
     DM_TRY(wait_chunk(store, &key, 1, wait, err));
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_GET, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED, DM_WIRE_GET,
+                             wait, err));
     dm_wire_put_key(out_of(&call), key);
-    dm_status status = send_request(&call);
+    dm_status status = dm_tcp_call_send(&call);
     if (status == DM_OK) {
         status = dm_tcp_conn_read_bytes(call.conn, call.wait, DM_STORE_VALUE_MAX, value,
                                         err);
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 static dm_status
@@ -929,42 +605,44 @@ ours_wait_unless(dm_store *store, const char *const *keys, size_t n,
                  const char *const *unless, size_t m, const dm_wait *wait,
                  dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_WAITS, DM_WIRE_WAIT_UNLESS, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_WAITS,
+                             DM_WIRE_WAIT_UNLESS, wait, err));
     dm_wire_put_keys(out_of(&call), keys, n);
     dm_wire_put_keys(out_of(&call), unless, m);
     uint8_t answer = DM_WIRE_OK;
-    dm_status status = send_and_await(&call, &answer);
+    dm_status status = dm_tcp_call_send_and_await(&call, &answer);
     if (status == DM_ERR_TIMEOUT) {
-        return end(&call, explain_missing(&call, keys, n));
+        return dm_tcp_call_end(&call, explain_missing(&call, keys, n));
     }
     if (status == DM_OK) {
         status = check_answer(&call, answer);
-        dm_status cut = dm_tcp_conn_finish_wait(call.conn);
+        dm_status cut = dm_tcp_call_finish_wait(&call);
         status = cut != DM_OK ? cut : status;
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 static dm_status
 ours_barrier(dm_store *store, const char *key, int32_t world, const dm_wait *wait,
              dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_WAITS, DM_WIRE_WAIT_ALL, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_WAITS,
+                             DM_WIRE_WAIT_ALL, wait, err));
     dm_wire_put_key(out_of(&call), key);
     dm_wire_put_u64(out_of(&call), (uint64_t)world);
     uint8_t answer = DM_WIRE_OK;
-    dm_status status = send_and_await(&call, &answer);
+    dm_status status = dm_tcp_call_send_and_await(&call, &answer);
     if (status == DM_ERR_TIMEOUT) {
         status = timed_out_at(&call, "in barrier", key);
     }
     else if (status == DM_OK) {
         status = check_answer(&call, answer);
-        dm_status cut = dm_tcp_conn_finish_wait(call.conn);
+        dm_status cut = dm_tcp_call_finish_wait(&call);
         status = cut != DM_OK ? cut : status;
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 /* --- calls: queues ------------------------------------------------------------------------------ */
@@ -973,11 +651,12 @@ static dm_status
 tcp_queue_push(dm_store *store, const char *key, const void *data, size_t size,
                const dm_wait *wait, dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ONE_WAY, DM_WIRE_QUEUE_PUSH, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ONE_WAY,
+                             DM_WIRE_QUEUE_PUSH, wait, err));
     dm_wire_put_key(out_of(&call), key);
     dm_wire_put_bytes(out_of(&call), data, size);
-    return end(&call, send_one_way(&call));
+    return dm_tcp_call_end(&call, dm_tcp_call_send_one_way(&call));
 }
 
 /* DM_ERR_AGAIN: the queue is empty. */
@@ -985,11 +664,12 @@ static dm_status
 tcp_try_pop(dm_store *store, const char *key, const dm_wait *wait, dm_bytes *value,
             dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_QUEUE_POP, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED,
+                             DM_WIRE_QUEUE_POP, wait, err));
     dm_wire_put_key(out_of(&call), key);
     int64_t taken = 0;
-    dm_status status = send_request(&call);
+    dm_status status = dm_tcp_call_send(&call);
     if (status == DM_OK) {
         status = dm_tcp_conn_read_i64(call.conn, call.wait, &taken, err);
     }
@@ -1000,20 +680,22 @@ tcp_try_pop(dm_store *store, const char *key, const dm_wait *wait, dm_bytes *val
     else if (status == DM_OK) {
         status = dm_error_set(err, DM_ERR_AGAIN, "queue '%.200s' is empty", key);
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 static dm_status
 ours_wait_pop(dm_store *store, const char *key, const dm_wait *wait, dm_bytes *value,
               dm_error *err)
 {
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_WAITS, DM_WIRE_WAIT_POP, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_WAITS,
+                             DM_WIRE_WAIT_POP, wait, err));
     dm_wire_put_key(out_of(&call), key);
     uint8_t answer = DM_WIRE_OK;
-    dm_status status = send_and_await(&call, &answer);
+    dm_status status = dm_tcp_call_send_and_await(&call, &answer);
     if (status == DM_ERR_TIMEOUT) {
-        return end(&call, timed_out_at(&call, "waiting for an item in queue", key));
+        return dm_tcp_call_end(
+            &call, timed_out_at(&call, "waiting for an item in queue", key));
     }
     dm_bytes item;
     if (status == DM_OK) {
@@ -1024,9 +706,9 @@ ours_wait_pop(dm_store *store, const char *key, const dm_wait *wait, dm_bytes *v
                                         err);
     }
     if (status != DM_OK) {
-        return end(&call, status);
+        return dm_tcp_call_end(&call, status);
     }
-    status = dm_tcp_conn_finish_wait(call.conn);
+    status = dm_tcp_call_finish_wait(&call);
     if (status != DM_OK) {
         /* Interrupted in the moment in which it got one: back into the queue. */
         dm_tcp_conn_begin(call.conn, DM_WIRE_QUEUE_PUSH);
@@ -1034,10 +716,10 @@ ours_wait_pop(dm_store *store, const char *key, const dm_wait *wait, dm_bytes *v
         dm_wire_put_bytes(out_of(&call), item.data, item.size);
         (void)dm_tcp_conn_send(call.conn, &call.conn->grace, NULL);
         dm_bytes_free(&item);
-        return end(&call, status);
+        return dm_tcp_call_end(&call, status);
     }
     *value = item;
-    return end(&call, DM_OK);
+    return dm_tcp_call_end(&call, DM_OK);
 }
 
 static dm_status
@@ -1067,13 +749,13 @@ torch_queue_pop(dm_store *store, const char *key, bool block, const dm_wait *wai
 /* --- wills ------------------------------------------------------------------------------------------ */
 
 static dm_status
-send_will(tcp_call *call, const char *key, const void *data, size_t size)
+send_will(dm_tcp_call *call, const char *key, const void *data, size_t size)
 {
     uint8_t answer;
     dm_tcp_conn_begin(call->conn, DM_WIRE_WILL);
     dm_wire_put_key(out_of(call), key);
     dm_wire_put_bytes(out_of(call), data, size);
-    DM_TRY(send_request(call));
+    DM_TRY(dm_tcp_call_send(call));
     DM_TRY(dm_tcp_conn_read_u8(call->conn, call->wait, &answer, call->err));
     return check_answer(call, answer);
 }
@@ -1115,7 +797,6 @@ ours_will(dm_store *store, const char *key, const void *data, size_t size,
           const dm_wait *wait, dm_error *err)
 {
     tcp_store *self = tcp_of(store);
-    DM_TRY(check_open(self, err));
     size_t key_size = strlen(key) + 1;
     tcp_will *will = dm_calloc(1, sizeof(*will) + key_size);
     if (will == NULL) {
@@ -1123,31 +804,28 @@ ours_will(dm_store *store, const char *key, const void *data, size_t size,
     }
     memcpy(will->key, key, key_size);
 
-    tcp_call call;
-    call_init(&call, store, wait, err);
-    dm_status status = open_connection(self, false, call.wait, &call.conn, err);
-    if (status != DM_OK) {
-        free_will(will);
-        return status;
+    dm_tcp_call call;
+    dm_status status = dm_tcp_call_begin_apart(&call, &self->pool, wait, err);
+    if (status == DM_OK) {
+        will->conn = call.conn;
+        status = dm_tcp_call_explain(&call, send_will(&call, key, data, size));
     }
-    will->conn = call.conn;
-    status = explain(&call, send_will(&call, key, data, size));
     if (status != DM_OK) {
         free_will(will);
         return status;
     }
     pthread_mutex_lock(&self->mutex);
     tcp_will *old = NULL;
-    status = check_open(self, err);
+    status = dm_tcp_pool_check_open(&self->pool, err);
     if (status == DM_OK) {
         old = take_will_locked(self, key);
         will->next = self->wills;
         self->wills = will;
     }
-    pthread_mutex_unlock(&self->mutex);
-    if (status != DM_OK) {
+    else {
         old = will; /* closed meanwhile */
     }
+    pthread_mutex_unlock(&self->mutex);
     if (old != NULL) {
         say_goodbye(old);
         free_will(old);
@@ -1155,37 +833,29 @@ ours_will(dm_store *store, const char *key, const void *data, size_t size,
     return status;
 }
 
-/* --- life --------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------------------- */
+
+static tcp_will *
+take_wills(tcp_store *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    tcp_will *wills = self->wills;
+    self->wills = NULL;
+    pthread_mutex_unlock(&self->mutex);
+    return wills;
+}
 
 static void
 tcp_close(dm_store *store)
 {
     tcp_store *self = tcp_of(store);
-    pthread_mutex_lock(&self->mutex);
-    /* Relaxed: see check_open. */
-    atomic_store_explicit(&self->closed, true, memory_order_relaxed);
-    dm_tcp_conn *idle = self->idle;
-    tcp_will *wills = self->wills;
-    self->n_open -= self->n_idle;
-    self->n_idle = 0;
-    self->idle = NULL;
-    self->wills = NULL;
-    for (const dm_tcp_conn *conn = self->busy; conn != NULL; conn = conn->next) {
-        shutdown(conn->fd, SHUT_RDWR);
-    }
-    pthread_cond_broadcast(&self->changed);
-    pthread_mutex_unlock(&self->mutex);
-
+    dm_tcp_pool_close(&self->pool); /* first: no will is added from now on */
+    tcp_will *wills = take_wills(self);
     while (wills != NULL) {
         tcp_will *will = wills;
         wills = will->next;
         say_goodbye(will);
         free_will(will);
-    }
-    while (idle != NULL) {
-        dm_tcp_conn *conn = idle;
-        idle = conn->next;
-        dm_tcp_conn_free(conn);
     }
 }
 
@@ -1194,23 +864,16 @@ static void
 tcp_free(dm_store *store)
 {
     tcp_store *self = tcp_of(store);
-    while (self->idle != NULL) {
-        dm_tcp_conn *conn = self->idle;
-        self->idle = conn->next;
-        dm_tcp_conn_free(conn);
-    }
+    bool forked = store->pid != getpid();
+    dm_tcp_pool_fini(&self->pool, forked);
     while (self->wills != NULL) {
         tcp_will *will = self->wills;
         self->wills = will->next;
         free_will(will);
     }
-    if (store->pid == getpid()) {
-        assert(self->busy == NULL);
-        pthread_cond_destroy(&self->changed);
+    if (!forked) {
         pthread_mutex_destroy(&self->mutex);
     }
-    dm_free(self->host);
-    dm_free(self->token);
     dm_free(self);
 }
 
@@ -1250,34 +913,17 @@ dm_store_tcp_new(const char *host, uint16_t port, const char *token,
     if (self == NULL) {
         return dm_error_set_no_memory(err, "a tcp store");
     }
-    dm_status status;
-    self->port = port;
-    self->host = dm_strdup(host);
-    self->token = token != NULL ? dm_strdup(token) : NULL;
-    if (self->host == NULL || (token != NULL && self->token == NULL)) {
-        status = dm_error_set_no_memory(err, "a tcp store");
-        goto fail;
+    bool is_ours = false;
+    dm_status status =
+        dm_tcp_pool_init(&self->pool, host, port, token, wait, &is_ours, err);
+    if (status != DM_OK) {
+        dm_free(self);
+        return status;
     }
-    dm_tcp_conn *conn = NULL;
-    DM_TRY_GOTO(status, open_connection(self, true, wait, &conn, err), fail);
-    dm_store_init(&self->base, conn->is_ours ? &ours_ops : &torch_ops);
-    atomic_init(&self->closed, false);
+    dm_store_init(&self->base, is_ours ? &ours_ops : &torch_ops);
     pthread_mutex_init(&self->mutex, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&self->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    self->idle = conn;
-    self->n_idle = self->n_open = 1;
     *store = &self->base;
     return DM_OK;
-
-fail:
-    dm_free(self->host);
-    dm_free(self->token);
-    dm_free(self);
-    return status;
 }
 
 const char *
@@ -1287,8 +933,8 @@ dm_store_tcp_address(const dm_store *store, uint16_t *port)
         return NULL;
     }
     const tcp_store *self = (const tcp_store *)store;
-    *port = self->port;
-    return self->host;
+    *port = self->pool.port;
+    return self->pool.host;
 }
 
 static dm_status
@@ -1296,15 +942,16 @@ count_workers(dm_store *store, int64_t amount, const dm_wait *wait, int64_t *n,
               dm_error *err)
 {
     static const char key[] = "init/"; /* without the '/' that clients put in front */
-    tcp_call call;
-    DM_TRY(begin(&call, store, CALL_ANSWERED, DM_WIRE_ADD, wait, err));
+    dm_tcp_call call;
+    DM_TRY(dm_tcp_call_begin(&call, &tcp_of(store)->pool, DM_TCP_ANSWERED, DM_WIRE_ADD,
+                             wait, err));
     dm_wire_put_bytes(out_of(&call), key, sizeof(key) - 1);
     dm_wire_put_u64(out_of(&call), (uint64_t)amount);
-    dm_status status = send_request(&call);
+    dm_status status = dm_tcp_call_send(&call);
     if (status == DM_OK) {
         status = dm_tcp_conn_read_i64(call.conn, call.wait, n, err);
     }
-    return end(&call, status);
+    return dm_tcp_call_end(&call, status);
 }
 
 dm_status
@@ -1317,11 +964,11 @@ dm_store_tcp_meet_workers(dm_store *store, int64_t world, bool is_master,
     for (int64_t ms = 1; is_master && n < world; ms = ms < 8 ? ms * 2 : ms) {
         dm_status status = dm_net_sleep(ms * DM_NS_PER_MS, wait, err);
         if (status == DM_ERR_TIMEOUT) {
-            const tcp_store *self = tcp_of(store);
+            const dm_tcp_pool *pool = &tcp_of(store)->pool;
             dm_error_set(err, status,
                          "store at %s:%u: timed out waiting for workers: %lld of %lld "
                          "have come",
-                         self->host, self->port, (long long)n, (long long)world);
+                         pool->host, pool->port, (long long)n, (long long)world);
         }
         DM_TRY(status);
         DM_TRY(count_workers(store, 0, wait, &n, err));

@@ -158,34 +158,40 @@ start_grace(dm_tcp_conn *conn)
 }
 
 dm_status
-dm_tcp_conn_read_pong(dm_tcp_conn *conn, uint32_t nonce, const dm_wait *wait,
-                      dm_error *err)
+dm_tcp_conn_read_pong(dm_tcp_conn *conn, const dm_wait *wait, dm_error *err)
 {
-    dm_status status = fill(conn, sizeof(nonce), wait, err);
+    enum { PONG_SIZE = 4 };
+    dm_status cut = DM_OK;
+    dm_status status = fill(conn, PONG_SIZE, wait, err);
     if (is_cut(status)) {
+        cut = status;
         start_grace(conn);
-        conn->cut = status;
-        if (fill(conn, sizeof(nonce), &conn->grace, NULL) != DM_OK) {
-            return broken(conn, status);
+        if (fill(conn, PONG_SIZE, &conn->grace, NULL) != DM_OK) {
+            return broken(conn, cut);
         }
         status = DM_OK;
     }
     DM_TRY(broken(conn, status));
-    uint32_t answer;
+    uint32_t answer = 0;
     DM_TRY(dm_tcp_conn_read_u32(conn, wait, &answer, err));
-    if (answer != nonce) {
+    if (answer != DM_TCP_PONG) {
         conn->is_broken = true;
         return dm_error_set(err, DM_ERR_PROTOCOL, "a wrong answer to a ping");
     }
-    return DM_OK;
+    return cut == DM_ERR_TIMEOUT ? DM_OK : cut;
 }
 
-dm_status
-dm_tcp_conn_finish(dm_tcp_conn *conn)
+/* The next byte that begins something; a pong is read whole and counted. */
+static dm_status
+read_beginning(dm_tcp_conn *conn, const dm_wait *wait, uint8_t *byte, dm_error *err)
 {
-    dm_status cut = conn->cut;
-    conn->cut = DM_OK;
-    return cut == DM_ERR_TIMEOUT ? DM_OK : cut;
+    DM_TRY(fill(conn, 1, wait, err));
+    bool pong = (uint8_t)conn->in[conn->in_at] == DM_TCP_PONG;
+    DM_TRY(fill(conn, pong ? 4 : 1, wait, err));
+    *byte = (uint8_t)conn->in[conn->in_at];
+    conn->in_at += pong ? 4 : 1;
+    conn->pongs += pong;
+    return DM_OK;
 }
 
 /* Cancels the wait at the server. True: the connection is usable and `answer` holds
@@ -195,21 +201,22 @@ cancel(dm_tcp_conn *conn, uint8_t *answer)
 {
     start_grace(conn);
     dm_tcp_conn_begin(conn, DM_WIRE_CANCEL_WAIT);
-    return dm_tcp_conn_send(conn, &conn->grace, NULL) == DM_OK &&
-           dm_tcp_conn_read_u8(conn, &conn->grace, answer, NULL) == DM_OK;
+    if (dm_tcp_conn_send(conn, &conn->grace, NULL) != DM_OK) {
+        return false;
+    }
+    do {
+        if (read_beginning(conn, &conn->grace, answer, NULL) != DM_OK) {
+            return false;
+        }
+    } while (*answer == DM_TCP_PONG);
+    return true;
 }
 
 dm_status
 dm_tcp_conn_await(dm_tcp_conn *conn, const dm_wait **wait, uint8_t *answer,
                   dm_error *err)
 {
-    dm_status status = conn->cut;
-    if (status == DM_OK) {
-        status = fill(conn, 1, *wait, err);
-    }
-    if (status == DM_OK) {
-        return dm_tcp_conn_read_u8(conn, *wait, answer, err);
-    }
+    dm_status status = read_beginning(conn, *wait, answer, err);
     if (!is_cut(status)) {
         return broken(conn, status);
     }
@@ -217,7 +224,6 @@ dm_tcp_conn_await(dm_tcp_conn *conn, const dm_wait **wait, uint8_t *answer,
     if (!cancel(conn, &first)) {
         return broken(conn, status);
     }
-    conn->cut = DM_OK;
     if (first == DM_WIRE_CANCELLED) {
         return status;
     }
@@ -228,17 +234,25 @@ dm_tcp_conn_await(dm_tcp_conn *conn, const dm_wait **wait, uint8_t *answer,
 }
 
 dm_status
-dm_tcp_conn_finish_wait(dm_tcp_conn *conn)
+dm_tcp_conn_finish_wait(dm_tcp_conn *conn, unsigned pings)
 {
-    if (conn->cut == DM_OK) {
+    dm_status cut = conn->cut;
+    bool cancelled = cut == DM_OK;
+    conn->cut = DM_OK;
+    if (cancelled && conn->pongs == pings) {
         return DM_OK;
     }
-    uint8_t answer;
-    if (dm_tcp_conn_read_u8(conn, &conn->grace, &answer, NULL) != DM_OK ||
-        answer != DM_WIRE_CANCELLED) {
-        conn->is_broken = true;
+    start_grace(conn);
+    while (!cancelled || conn->pongs != pings) {
+        uint8_t byte;
+        if (read_beginning(conn, &conn->grace, &byte, NULL) != DM_OK ||
+            (byte != DM_TCP_PONG && (cancelled || byte != DM_WIRE_CANCELLED))) {
+            conn->is_broken = true;
+            break;
+        }
+        cancelled = cancelled || byte == DM_WIRE_CANCELLED;
     }
-    return dm_tcp_conn_finish(conn);
+    return cut == DM_ERR_TIMEOUT ? DM_OK : cut;
 }
 
 /* --- opening ---------------------------------------------------------------------------- */

@@ -19,16 +19,23 @@ typedef struct dm_tcp_conn {
     int fd;
     bool is_ours; /* the server understands our opcodes */
     bool is_broken;
-    bool is_unanswered; /* the owner's: nothing has answered the last request yet */
+    unsigned pongs; /* answers to a PING that another thread has sent during a wait */
     dm_wire_buffer out;
     size_t in_at;
     size_t in_size;
     char in[4096];
     dm_status cut; /* why the wait ended before the answer that is being read came */
     dm_wait grace; /* while such an answer is read */
-    struct dm_tcp_conn *previous; /* the owner's list */
+    /* The pool's, guarded by its mutex. */
+    bool is_unanswered; /* nothing has answered what was sent yet */
+    bool is_waiting;    /* a request that waits has been sent, whole */
+    unsigned pings;     /* that other threads have sent during the wait */
+    struct dm_tcp_conn *previous;
     struct dm_tcp_conn *next;
 } dm_tcp_conn;
+
+/* The number that PINGs carry: its first byte begins no answer of a wait. */
+enum { DM_TCP_PONG = 0xA5 };
 
 typedef struct dm_tcp_target {
     const char *host;
@@ -78,30 +85,26 @@ dm_status
 dm_tcp_conn_read_bytes(dm_tcp_conn *conn, const dm_wait *wait, size_t limit,
                        dm_bytes *value, dm_error *err);
 
-/* Reads the answer to a PING that was sent in front of a request that waits or behind
- * one that has no answer. When the wait ends first, the answer still gets a moment of
- * grace (it is on its way), and dm_tcp_conn_await or _finish returns the status. */
+/* Reads the answer to a PING that was sent behind a request without an answer. When
+ * the wait ends first, the answer still gets a moment of grace (it is on its way);
+ * only an interrupt is then returned, the text in `err`. */
 dm_status
-dm_tcp_conn_read_pong(dm_tcp_conn *conn, uint32_t nonce, const dm_wait *wait,
-                      dm_error *err);
+dm_tcp_conn_read_pong(dm_tcp_conn *conn, const dm_wait *wait, dm_error *err);
 
-/* The first byte of the answer to a request that waits at the server. When the wait
+/* The first byte of the answer to a request that waits at the server, or DM_TCP_PONG
+ * when one has come (and been counted) and the wait goes on: call again. When the wait
  * ends first (time-out, interrupt), it is cancelled there, which leaves the connection
  * usable, and the wait's status is returned. If the answer came all the same, the
- * byte is returned, its rest is to be read with the *wait that is given back, and
- * dm_tcp_conn_finish_wait to be called. */
+ * byte is returned and its rest is to be read with the *wait that is given back.
+ * dm_tcp_conn_finish_wait must follow, after the rest of the answer. */
 dm_status
 dm_tcp_conn_await(dm_tcp_conn *conn, const dm_wait **wait, uint8_t *answer,
                   dm_error *err);
 
-/* After the rest of an awaited answer: DM_OK, also when only the deadline had passed,
- * or the status that ended the wait (whose text still stands in the record that await
- * was given). Nothing to do for answers that came in time. */
+/* Reads what may still come behind an awaited answer: that of CANCEL_WAIT, and pongs
+ * up to `pings`. DM_OK, also when only the deadline had passed, or the status that
+ * ended the wait (its text still stands in the record that await was given). */
 dm_status
-dm_tcp_conn_finish_wait(dm_tcp_conn *conn);
-
-/* The same after a request without an answer and its PING. */
-dm_status
-dm_tcp_conn_finish(dm_tcp_conn *conn);
+dm_tcp_conn_finish_wait(dm_tcp_conn *conn, unsigned pings);
 
 #endif

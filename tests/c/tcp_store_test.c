@@ -193,6 +193,8 @@ waits_do_not_block_others(void)
     dm_store_server *server = new_server(NULL);
     dm_store *store = new_client(server, NULL);
     worker workers[3];
+    /* Unanswered when the first of them begins to wait. */
+    CHECK_OK(dm_store_set(store, "before", "1", 1, &forever, &err));
     for (int i = 0; i < 3; i++) {
         start(&workers[i], store, "late", work_get);
     }

@@ -158,6 +158,7 @@ def test_our_barrier_on_torch_server(torch_server):
 def test_waiting_call_does_not_block_others_on_torch_server(torch_server):
     store = our_client(torch_server)
     got = []
+    store.set("before", "1")  # unanswered when the first of them begins to wait
     threads = [threading.Thread(target=lambda: got.append(store.get("late"))) for _ in range(3)]
     for thread in threads:
         thread.start()
