@@ -36,7 +36,7 @@ def gloo_root():
     asked = os.environ.get("DEVICEMESH_GLOO_ROOT")
     for root in [asked] if asked else ["/usr", "/usr/local"]:
         if Path(root, "include/gloo/config.h").exists():
-            return root
+            return str(Path(root).resolve())  # goes into the bridge as its run path
     where = f" (not found under DEVICEMESH_GLOO_ROOT={asked})" if asked else ""
     sys.exit(GLOO_REMEDY + where)
 
