@@ -36,3 +36,11 @@ def test_mesh_2x4_equals_training_in_one_process():
     assert losses[-1] < losses[0] / 10
     assert float(re.search(r"test accuracy ([\d.]+)%", out)[1]) > 90
     assert re.search(r"one process: \S+ \(equal to float tolerance\)", out)
+
+
+def test_pipeline_equals_training_in_one_process():
+    launcher = [sys.executable, "-m", "devicemesh", "run", "-n", "4", "--timeout", "100"]
+    out = run(*launcher, str(EXAMPLES / "pipeline.py"))
+    first, last = map(float, re.search(r"loss ([\d.]+) -> ([\d.]+)", out).groups())
+    assert last < first
+    assert re.search(r"one process: \S+ \(equal to float tolerance\)", out)
