@@ -4,8 +4,10 @@
 #include <string.h>
 
 #include "base/dm_alloc.h"
+#include "group/dm_grid.h"
 #include "python/py_error.h"
 #include "python/py_group.h"
+#include "python/py_wait.h"
 
 /* --- from_group ----------------------------------------------------------------- */
 
@@ -235,6 +237,25 @@ groups_of_list(py_state *state, PyObject *list, dm_group **groups)
     return (int)count;
 }
 
+/* The grid that the groups span: the members tell each other. The grid is to be cleared
+ * on success only. Returns 0 or -1. */
+static int
+span_grid(py_state *state, dm_group *const *groups, int count, py_mesh_grid *grid)
+{
+    *grid = (py_mesh_grid){.ndim = count, .count = 1};
+    for (int d = 0; d < count; d++) {
+        grid->shape[d] = dm_group_size(groups[d]);
+        grid->count *= grid->shape[d];
+    }
+    dm_error err = DM_ERROR_INIT;
+    py_waiter waiter;
+    py_waiter_start(&waiter, DM_FOREVER);
+    dm_status status =
+        dm_grid_of_groups(groups, count, &waiter.wait, &grid->ranks, &err);
+    py_waiter_stop(&waiter);
+    return status == DM_OK ? 0 : py_raise_int(state, &err);
+}
+
 /* from_group with several groups, one per dim. */
 static PyObject *
 from_group_list(py_state *state, PyTypeObject *type, PyObject *list,
@@ -246,18 +267,19 @@ from_group_list(py_state *state, PyTypeObject *type, PyObject *list,
     if (count < 0) {
         return NULL;
     }
-    if (mesh == Py_None) {
-        PyErr_SetString(PyExc_ValueError,
-                        "Must pass mesh if passing multiple ProcessGroups");
-        return NULL;
-    }
     if (names_arg == Py_None) {
         PyErr_SetString(PyExc_ValueError,
                         "Must pass mesh_dim_names if passing multiple ProcessGroups");
         return NULL;
     }
+    if (py_mesh_names_parse(names_arg, count, &names) < 0) {
+        return NULL;
+    }
     py_mesh_grid grid;
-    if (py_mesh_grid_parse(state, mesh, &grid) < 0) {
+    int failed = mesh == Py_None ? span_grid(state, groups, count, &grid)
+                                 : py_mesh_grid_parse(state, mesh, &grid);
+    if (failed < 0) {
+        Py_XDECREF(names);
         return NULL;
     }
     if (grid.ndim != count) {
@@ -271,7 +293,7 @@ from_group_list(py_state *state, PyTypeObject *type, PyObject *list,
             Py_DECREF(text);
         }
     }
-    else if (py_mesh_names_parse(names_arg, grid.ndim, &names) == 0) {
+    else {
         made = mesh_of_groups(state, type, &grid, groups, count, device_type, names);
     }
     py_mesh_grid_clear(&grid);
@@ -287,11 +309,15 @@ PyDoc_STRVAR(
     "Args:\n"
     "    group: a ProcessGroup, or a list of them in the order of the dims.\n"
     "    device_type: 'cpu' or 'cuda'.\n"
-    "    mesh: the ranks; needed with several groups, checked with one.\n"
+    "    mesh: the ranks, checked against the groups. Without it the members of\n"
+    "        several groups tell each other theirs: all of them make the call.\n"
     "    mesh_dim_names: one name per dim; needed with several groups.\n"
     "\n"
     "Raises:\n"
-    "    ValueError: the mesh does not fit the groups' ranks or their order.\n"
+    "    ValueError: the mesh does not fit the groups' ranks or their order; groups\n"
+    "        that cannot be dims of one mesh.\n"
+    "    MismatchError: without `mesh`, other members have other groups, or have them\n"
+    "        in another order; the text shows both sides.\n"
     "\n"
     "Example:\n"
     "    >>> import devicemesh\n"

@@ -52,6 +52,7 @@ def groups():
     made = DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh.mesh, mesh_dim_names=NAMES)
     made.flatten().get_group()
     DeviceMesh.from_group(mesh.get_group(0), "cpu")
+    DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh_dim_names=NAMES)
 
 
 def selected():
@@ -202,6 +203,8 @@ def refused():
         lambda: DeviceMesh.from_group([cp, dp], "cpu", [[0, 1], [2, 3]], mesh_dim_names="ab"),
         lambda: DeviceMesh.from_group([dp, cp], "cpu", [0], mesh_dim_names=("a", "b")),
         lambda: DeviceMesh.from_group(dp, "cpu", [[0]]),
+        lambda: DeviceMesh.from_group([dp, dp], "cpu", mesh_dim_names=("a", "b")),
+        lambda: DeviceMesh.from_group([dp, cp], "cpu", mesh_dim_names=("a", "a")),
         lambda: outside.get_group(0),
         lambda: outside["a"].mesh,
         lambda: outside.get_local_rank(0),

@@ -250,6 +250,77 @@ def test_from_group(rank, world_size):
         assert sum_of_ranks(split.get_group(name), rank) == [sum(split[name].mesh), 2]
 
 
+@pytest.mark.ranks(8)
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        np.arange(8).reshape(2, 4),
+        np.arange(8).reshape(2, 2, 2),
+        np.array([[6, 1, 0, 3], [2, 7, 5, 4]]),  # no arithmetic continues these
+        np.array([[[3], [1]], [[5], [7]], [[0], [2]], [[4], [6]]]),
+        np.arange(8).reshape(4, 2).T,
+    ],
+    ids=lambda ranks: str(ranks.shape),
+)
+def test_from_groups_alone(rank, world_size, ranks):
+    """Each member knows its lines; together they know the mesh."""
+    names = ("a", "b", "c")[: ranks.ndim]
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names)
+    made = DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh_dim_names=names)
+    assert made.mesh.tolist() == ranks.tolist()
+    assert made == mesh
+    assert made.get_all_groups() == mesh.get_all_groups()
+    assert sum_of_ranks(made.flatten("all").get_group(), rank) == [28, 8]
+
+
+@pytest.mark.ranks(4)
+def test_from_groups_of_some_ranks(rank, world_size):
+    if rank in (1, 3):
+        group = devicemesh.default_world().new_group([3, 1])
+        alone = devicemesh.default_world().new_group([rank])
+        made = DeviceMesh.from_group([alone, group], "cpu", mesh_dim_names=("a", "b"))
+        assert made.mesh.tolist() == [[3, 1]]
+
+
+@pytest.mark.ranks(4, 8)
+@pytest.mark.parametrize("odd", [{1}, {0, 3}, {0, 2}])
+def test_from_groups_in_another_order(rank, world_size, odd):
+    """Nobody hangs: all hear of it, also those whose own groups are right."""
+    shape = (2, 2, world_size // 4)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("a", "b", "c"))
+    order = ("b", "a", "c") if rank in odd else ("a", "b", "c")
+    groups = [mesh.get_group(name) for name in order]
+    with pytest.raises(MismatchError, match=r"in different orders|no lines of one mesh"):
+        DeviceMesh.from_group(groups, "cpu", mesh_dim_names=order)
+    made = DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh_dim_names=("a", "b", "c"))
+    assert made == mesh  # the groups are as good as before
+
+
+@pytest.mark.ranks(8)
+def test_from_groups_that_span_no_mesh(rank, world_size):
+    """A ladder with a twist: each square closes for nobody."""
+    world = devicemesh.default_world()
+    pairs = [(r, r + 1) for r in range(0, 8, 2)]
+    rails = [(0, 2), (1, 4), (3, 6), (5, 7)]
+    mine = [world.new_group(pair) for pairs_ in (rails, pairs) for pair in pairs_ if rank in pair]
+    with pytest.raises(MismatchError, match=r"no lines of one mesh|do not close to one mesh"):
+        DeviceMesh.from_group(mine, "cpu", mesh_dim_names=("a", "b"))
+
+
+@pytest.mark.ranks(3, 4)
+def test_from_groups_of_different_sizes(rank, world_size):
+    """Three ranks in an L: the corner has two lines, the ends have one each."""
+    if rank == 3:
+        return
+    world = devicemesh.default_world()
+    alone = world.new_group([rank])
+    row = world.new_group([0, 1]) if rank in (0, 1) else alone
+    column = world.new_group([0, 2]) if rank in (0, 2) else alone
+    sizes = r"different sizes: \(\d, \d\) on rank \d, \(\d, \d\) on rank \d"
+    with pytest.raises(MismatchError, match=sizes + "|span 4 ranks, more than the world has"):
+        DeviceMesh.from_group([column, row], "cpu", mesh_dim_names=("a", "b"))
+
+
 @pytest.mark.ranks(4)
 def test_explicit_store(rank, world_size):
     """Worlds of their own over the same store do not clash, nor with the default one."""

@@ -255,7 +255,7 @@ def test_bad_from_group(mesh):
         DeviceMesh.from_group([dp, 3], "cpu", mesh.mesh, mesh_dim_names=NAMES)
     with pytest.raises(ValueError, match="Expects at least one ProcessGroup to be passed"):
         DeviceMesh.from_group([], "cpu")
-    with pytest.raises(ValueError, match="Must pass mesh if passing multiple ProcessGroups"):
+    with pytest.raises(ValueError, match="Must pass mesh_dim_names if passing multiple"):
         DeviceMesh.from_group([dp, tp], "cpu")
     with pytest.raises(ValueError, match="Must pass mesh_dim_names if passing multiple"):
         DeviceMesh.from_group([dp, tp], "cpu", mesh.mesh)
@@ -269,6 +269,38 @@ def test_bad_from_group(mesh):
         DeviceMesh.from_group(dp, "cpu", mesh_dim_names=NAMES)
     with pytest.raises(RuntimeError, match="Device type with index"):
         DeviceMesh.from_group(dp, "cpu:0")
+
+
+def test_groups_span_a_mesh(mesh, world):
+    """Nobody answers in a simulated world, so regular lines are continued."""
+    made = DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh_dim_names=NAMES)
+    assert made == mesh
+    assert made.get_group("tp") is mesh.get_group("tp")
+    view = mesh.permute("tp", "dp")
+    swapped = DeviceMesh.from_group(view.get_all_groups(), "cpu", mesh_dim_names=("tp", "dp"))
+    assert swapped.mesh.tolist() == view.mesh.tolist()
+    backwards = [world.new_group(ranks) for ranks in ([5, 1], [7, 6, 5, 4])]
+    made = DeviceMesh.from_group(backwards, "cpu", mesh_dim_names=NAMES)
+    assert made.mesh.tolist() == [[7, 6, 5, 4], [3, 2, 1, 0]]
+    one = DeviceMesh.from_group([world.new_group([5])] * 2, "cpu", mesh_dim_names=NAMES)
+    assert one.mesh.tolist() == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (([1, 5], [1, 5]), "groups 0 and 1 cannot be dims of one mesh: both have ranks 5 and 1"),
+        (([5, 6, 7], [5, 4, 6]), "both have ranks 5 and 6"),
+        (([0, 1, 5], [4, 5]), r"group 0 \(ranks 0, 1, 5\) has no regular step, .*: pass mesh"),
+        (([5, 7], [5, 6]), "give a rank 8, outside the world of 8: pass mesh"),
+        (([3, 5], [5, 1]), "give a rank -1, outside"),
+        (([5, 6, 7], [3, 4, 5]), "span 9 ranks, more than the world has"),
+    ],
+)
+def test_groups_that_span_no_mesh(world, lines, text):
+    groups = [world.new_group(line) for line in lines]
+    with pytest.raises(ValueError, match=text):
+        DeviceMesh.from_group(groups, "cpu", mesh_dim_names=NAMES)
 
 
 def test_groups_in_the_wrong_order(mesh):
