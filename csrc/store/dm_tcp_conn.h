@@ -7,6 +7,7 @@
 #ifndef DM_TCP_CONN_H
 #define DM_TCP_CONN_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,6 +31,7 @@ typedef struct dm_tcp_conn {
     bool is_unanswered; /* nothing has answered what was sent yet */
     bool is_waiting;    /* a request that waits has been sent, whole */
     unsigned pings;     /* that other threads have sent during the wait */
+    pthread_t user;     /* whose call it is, while busy */
     struct dm_tcp_conn *previous;
     struct dm_tcp_conn *next;
 } dm_tcp_conn;

@@ -74,13 +74,14 @@ ping_locked(dm_tcp_conn *conn)
 }
 
 /* Whether a request over another connection could overtake something. Sees to it that
- * this is not so for ever. */
+ * this is not so for ever. A call that this thread has further down its stack (this one
+ * comes from its poll function) does not count: nobody else could read its answer. */
 static bool
 any_unanswered_locked(const dm_tcp_pool *self)
 {
     bool any = false;
     for (dm_tcp_conn *conn = self->busy; conn != NULL; conn = conn->next) {
-        if (conn->is_unanswered) {
+        if (conn->is_unanswered && !pthread_equal(conn->user, pthread_self())) {
             any = true;
             if (conn->is_waiting && conn->pings == 0) {
                 ping_locked(conn);
@@ -160,6 +161,7 @@ mark_busy_locked(dm_tcp_call *call, dm_tcp_call_kind kind)
     dm_tcp_conn *conn = call->conn;
     add_busy_locked(self, conn);
     conn->pings = conn->pongs = 0;
+    conn->user = pthread_self();
     call->kind = kind;
     call->acknowledged = kind == DM_TCP_ONE_WAY && self->n_open > 1;
     if (kind == DM_TCP_ONE_WAY) {

@@ -12,7 +12,8 @@
  *     whose answer is waited for,
  *   - who wants a second connection while the first has something unanswered and waits
  *     sends a PING over it, which the server answers at once.
- * So what a call has done is done at the server before any later call begins there.
+ * So what a call has done is done at the server before any later call begins there. A
+ * call made by the poll function of another one does not come after that one.
  */
 #ifndef DM_TCP_POOL_H
 #define DM_TCP_POOL_H

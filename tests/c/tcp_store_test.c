@@ -694,9 +694,43 @@ names(void)
     CHECK_CONTAINS(err.text, "no such host!");
 }
 
+/* A poll function may use the store whose call it belongs to. */
+typedef struct nested {
+    dm_store *store;
+    dm_status status;
+} nested;
+
+static dm_status
+ask_store(void *arg, dm_error *error)
+{
+    nested *n = arg;
+    const char *keys[] = {"there"};
+    bool ready = false;
+    dm_wait wait = within_ms(5000);
+    n->status = dm_store_check(n->store, keys, 1, &wait, &ready, error);
+    return dm_error_set(error, DM_ERR_INTERRUPTED, "enough");
+}
+
+static void
+calls_from_a_poll_function(void)
+{
+    dm_store_server *server = new_server(NULL);
+    dm_store *store = new_client(server, NULL);
+    nested n = {store, DM_ERR_STATE};
+    dm_wait wait = {dm_clock_deadline(20 * DM_NS_PER_S), ask_store, &n};
+    dm_bytes value;
+    /* Nothing has answered the SET when the wait begins on the same connection. */
+    CHECK_OK(dm_store_set(store, "there", "1", 1, &forever, &err));
+    CHECK_ERR(dm_store_get(store, "never", &wait, &value, &err), DM_ERR_INTERRUPTED);
+    CHECK_INT(n.status, DM_OK);
+    dm_store_release(store);
+    dm_store_server_stop(server);
+}
+
 TEST_MAIN(TEST(bad_arguments), TEST(names), TEST(every_call), TEST(large_values),
           TEST(many_keys), TEST(waits_do_not_block_others), TEST(server_goes_away),
-          TEST(program_order), TEST(interrupted), TEST(wills), TEST(dead_process),
-          TEST(forked_child), TEST(tokens), TEST(bad_clients), TEST(greedy_client),
-          TEST(pipelined_requests), TEST(torch_barrier), TEST(client_before_server),
-          TEST(inherited_listener), TEST(something_else_listens))
+          TEST(program_order), TEST(calls_from_a_poll_function), TEST(interrupted),
+          TEST(wills), TEST(dead_process), TEST(forked_child), TEST(tokens),
+          TEST(bad_clients), TEST(greedy_client), TEST(pipelined_requests),
+          TEST(torch_barrier), TEST(client_before_server), TEST(inherited_listener),
+          TEST(something_else_listens))
