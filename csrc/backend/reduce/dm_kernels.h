@@ -1,8 +1,9 @@
-/* The list of reduce kernels and how one is made of a line of it. Private to reduce.
+/* The lists of reduce kernels and how a function is made of a line of them. Private to
+ * reduce.
  *
- * KERNELS is expanded into functions and into tables, once for any processor and once
- * more for those that can do better. In a line x and y are the elements of a and b, and
- * the value is that of out.
+ * A list is expanded into functions and into the tables of a dm_kernel_set, once for any
+ * processor and once more for those that can do better. In a line x and y are the elements
+ * of a and b, and the value is that of out.
  *
  * The loops have no aliasing promise to give (out may be a or b), but no iteration
  * reads what another one writes: that is what INDEPENDENT says, and the loops
@@ -75,7 +76,7 @@ dm_double_from_bits(uint64_t bits)
 #define MAX_DOUBLE(x, y)                                                               \
     dm_double_from_bits(MAX_BITS(x, y, dm_double_bits(x), dm_double_bits(y)))
 
-/* --- the list ---------------------------------------------------------------------- */
+/* --- the lists --------------------------------------------------------------------- */
 
 /* K(dtype, op, name of the function, element type, value) */
 
@@ -107,15 +108,10 @@ dm_double_from_bits(uint64_t bits)
     K(dtype, MIN, min_##name, type, min(x, y))                                         \
     K(dtype, MAX, max_##name, type, max(x, y))
 
-#define NARROW_KERNELS(K, dtype, name, type)                                           \
-    K(dtype, SUM, sum_##name, type,                                                    \
-      dm_round_##name(dm_widen_##name(x) + dm_widen_##name(y)))                        \
-    K(dtype, PRODUCT, product_##name, type,                                            \
-      dm_round_##name(dm_widen_##name(x) * dm_widen_##name(y)))                        \
-    K(dtype, MIN, min_##name, type,                                                    \
-      (type)MIN_BITS(dm_widen_##name(x), dm_widen_##name(y), x, y))                    \
-    K(dtype, MAX, max_##name, type,                                                    \
-      (type)MAX_BITS(dm_widen_##name(x), dm_widen_##name(y), x, y))
+/* Minimum and maximum of floats of 8 and 16 bits; their sums are made by DEFINE_NARROW. */
+#define EXTREME_KERNELS(K, dtype, name, type, width, infinity)                         \
+    K(dtype, MIN, min_##name, type, dm_min_##width(x, y, infinity))                    \
+    K(dtype, MAX, max_##name, type, dm_max_##width(x, y, infinity))
 
 /* The plain product, as numpy's: C's own repairs infinities and does not vectorise. */
 #define COMPLEX_KERNELS(K, dtype, name, type)                                          \
@@ -133,27 +129,95 @@ dm_double_from_bits(uint64_t bits)
     INTEGER_KERNELS(K, UINT16, uint16, u16, u16)                                       \
     INTEGER_KERNELS(K, UINT32, uint32, u32, u32)                                       \
     INTEGER_KERNELS(K, UINT64, uint64, u64, u64)                                       \
-    NARROW_KERNELS(K, FLOAT16, float16, u16)                                           \
-    NARROW_KERNELS(K, BFLOAT16, bfloat16, u16)                                         \
+    EXTREME_KERNELS(K, FLOAT16, float16, u16, 16, 0x7c00)                              \
+    EXTREME_KERNELS(K, BFLOAT16, bfloat16, u16, 16, 0x7f80)                            \
     FLOAT_KERNELS(K, FLOAT32, float32, f32, MIN_FLOAT, MAX_FLOAT)                      \
     FLOAT_KERNELS(K, FLOAT64, float64, f64, MIN_DOUBLE, MAX_DOUBLE)                    \
     COMPLEX_KERNELS(K, COMPLEX64, complex64, c64)                                      \
     COMPLEX_KERNELS(K, COMPLEX128, complex128, c128)                                   \
-    NARROW_KERNELS(K, FLOAT8_E4M3, float8_e4m3, u8)                                    \
-    NARROW_KERNELS(K, FLOAT8_E5M2, float8_e5m2, u8)
+    EXTREME_KERNELS(K, FLOAT8_E4M3, float8_e4m3, u8, 8, 0x7e)                          \
+    EXTREME_KERNELS(K, FLOAT8_E5M2, float8_e5m2, u8, 8, 0x7c)
 
-/* A(dtype, op, name, element type, operator): what accumulates in float32. */
-#define ACCUMULATORS(A)                                                                \
-    A(FLOAT16, SUM, sum_float16, u16, float16, +)                                      \
-    A(FLOAT16, PRODUCT, product_float16, u16, float16, *)                              \
-    A(BFLOAT16, SUM, sum_bfloat16, u16, bfloat16, +)                                   \
-    A(BFLOAT16, PRODUCT, product_bfloat16, u16, bfloat16, *)                           \
-    A(FLOAT8_E4M3, SUM, sum_float8_e4m3, u8, float8_e4m3, +)                           \
-    A(FLOAT8_E4M3, PRODUCT, product_float8_e4m3, u8, float8_e4m3, *)                   \
-    A(FLOAT8_E5M2, SUM, sum_float8_e5m2, u8, float8_e5m2, +)                           \
-    A(FLOAT8_E5M2, PRODUCT, product_float8_e5m2, u8, float8_e5m2, *)
+/* N(dtype, name of the format, element type): floats that compute in float32. */
+#define NARROWS(N)                                                                     \
+    N(FLOAT16, float16, u16)                                                           \
+    N(BFLOAT16, bfloat16, u16)                                                         \
+    N(FLOAT8_E4M3, float8_e4m3, u8)                                                    \
+    N(FLOAT8_E5M2, float8_e5m2, u8)
 
-/* --- functions and tables ------------------------------------------------------------ */
+/* The end of an average: D(dtype, name of the function, element type, value): x is the
+ * element, n the number of members. Integers divide towards zero. */
+#define DIVISIONS(D)                                                                   \
+    D(INT8, divide_int8, i8, (i8)(x / n))                                              \
+    D(INT16, divide_int16, i16, (i16)(x / n))                                          \
+    D(INT32, divide_int32, i32, x / n)                                                 \
+    D(INT64, divide_int64, i64, x / n)                                                 \
+    D(UINT8, divide_uint8, u8, (u8)(x / n))                                            \
+    D(UINT16, divide_uint16, u16, (u16)(x / n))                                        \
+    D(UINT32, divide_uint32, u32, x / (uint32_t)n)                                     \
+    D(UINT64, divide_uint64, u64, x / (uint64_t)n)                                     \
+    D(FLOAT32, divide_float32, f32, x / (float)n)                                      \
+    D(FLOAT64, divide_float64, f64, x / n)                                             \
+    D(COMPLEX64, divide_complex64, c64, ((c64){x.re / (float)n, x.im / (float)n}))     \
+    D(COMPLEX128, divide_complex128, c128, ((c128){x.re / n, x.im / n}))
+
+/* The beginning of a premul_sum: S(dtype, name of the function, element type, type of the
+ * factor, value): x is the element, f the factor. */
+#define SCALINGS(S)                                                                    \
+    S(FLOAT32, scale_float32, f32, float, (x * f))                                     \
+    S(FLOAT64, scale_float64, f64, double, (x * f))                                    \
+    S(COMPLEX64, scale_complex64, c64, float, ((c64){x.re * f, x.im * f}))             \
+    S(COMPLEX128, scale_complex128, c128, double, ((c128){x.re * f, x.im * f}))
+
+/* --- what the lists become ----------------------------------------------------------- */
+
+/* Many arrays of narrow floats with one rounding: sums = a op b, sums = sums op a ..., and
+ * at last out = round(sums op a). Where in sums a result lies is a matter of the four
+ * alone; they are called with the same count. */
+typedef struct dm_accumulator {
+    void (*start)(float *sums, const void *a, const void *b, size_t count);
+    void (*add)(float *sums, const void *a, size_t count);
+    void (*end)(void *out, const float *sums, const void *a, size_t count);
+    void (*round)(void *out, const float *sums, size_t count);
+} dm_accumulator;
+
+typedef void (*dm_divide_fn)(void *data, size_t count, int n);
+typedef void (*dm_scale_fn)(void *out, const void *in, size_t count, double factor);
+
+/* All functions for one kind of processor; NULL where a pair makes no sense. */
+typedef struct dm_kernel_set {
+    dm_reduce_fn pairs[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
+    dm_accumulator accumulators[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
+    dm_divide_fn divisions[DM_DTYPE_COUNT];
+    dm_scale_fn scalings[DM_DTYPE_COUNT];
+} dm_kernel_set;
+
+/* For processors with AVX2 and F16C. To be used only there. */
+extern const dm_kernel_set dm_kernels_avx2;
+
+/* The set for this processor. */
+const dm_kernel_set *
+dm_kernels(void);
+
+#define PAIR_ENTRY(dtype, op, name, type, value) [DM_##dtype][DM_##op] = name,
+#define DIVISION_ENTRY(dtype, name, type, value) [DM_##dtype] = name,
+#define SCALING_ENTRY(dtype, name, type, factor_type, value) [DM_##dtype] = name,
+
+#define NARROW_PAIR_ENTRIES(prefix, dtype, format)                                     \
+    [DM_##dtype][DM_SUM] = prefix##sum_##format,                                       \
+    [DM_##dtype][DM_PRODUCT] = prefix##product_##format,
+#define NARROW_ACCUMULATOR_ENTRIES(prefix, dtype, format)                              \
+    [DM_##dtype][DM_SUM] = {prefix##start_sum_##format, prefix##add_sum_##format,      \
+                            prefix##end_sum_##format, prefix##round_##format},         \
+    [DM_##dtype][DM_PRODUCT] = {prefix##start_product_##format,                        \
+                                prefix##add_product_##format,                          \
+                                prefix##end_product_##format, prefix##round_##format},
+#define NARROW_DIVISION_ENTRY(prefix, dtype, format)                                   \
+    [DM_##dtype] = prefix##divide_##format,
+#define NARROW_SCALING_ENTRY(prefix, dtype, format)                                    \
+    [DM_##dtype] = prefix##scale_##format,
+
+/* --- functions ------------------------------------------------------------------------ */
 
 #if defined(__clang__)
 #    define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -161,10 +225,8 @@ dm_double_from_bits(uint64_t bits)
 #    define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-typedef dm_reduce_fn dm_kernel_table[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
-
-/* `attributes` say which processor the function is for. */
-#define DEFINE_KERNEL(attributes, name, type, value)                                   \
+/* `attributes` say which processor a function is for. */
+#define DEFINE_PAIR(attributes, name, type, value)                                     \
     attributes static void name(void *out, const void *a, const void *b, size_t count) \
     {                                                                                  \
         type *to = out;                                                                \
@@ -176,32 +238,56 @@ typedef dm_reduce_fn dm_kernel_table[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
         }                                                                              \
     }
 
-#define KERNEL_ENTRY(dtype, op, name, type, value) [DM_##dtype][DM_##op] = name,
+#define DEFINE_DIVISION(attributes, name, type, value)                                 \
+    attributes static void name(void *data, size_t count, int n)                       \
+    {                                                                                  \
+        type *all = data;                                                              \
+        for (size_t i = 0; i < count; i++) {                                           \
+            type x = all[i];                                                           \
+            all[i] = (value);                                                          \
+        }                                                                              \
+    }
 
-/* Many arrays of narrow floats with one rounding: sums = a op b, sums = sums op a ..., and
- * at last out = round(sums op a). */
-typedef struct dm_accumulator {
-    void (*start)(float *sums, const void *a, const void *b, size_t count);
-    void (*add)(float *sums, const void *a, size_t count);
-    void (*end)(void *out, const float *sums, const void *a, size_t count);
-    void (*round)(void *out, const float *sums, size_t count);
-} dm_accumulator;
+#define DEFINE_SCALING(attributes, name, type, factor_type, value)                     \
+    attributes static void name(void *out, const void *in, size_t count,               \
+                                double factor)                                         \
+    {                                                                                  \
+        type *to = out;                                                                \
+        const type *from = in;                                                         \
+        factor_type f = (factor_type)factor;                                           \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
+        {                                                                              \
+            type x = from[i];                                                          \
+            to[i] = (value);                                                           \
+        }                                                                              \
+    }
 
-typedef dm_accumulator dm_accumulator_table[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
-
-#define DEFINE_ACCUMULATOR(attributes, name, type, format, operator)                   \
-    attributes static void start_##name(float *sums, const void *a, const void *b,     \
-                                        size_t count)                                  \
+#define DEFINE_NARROW_OP(attributes, op, format, type, operator)                       \
+    attributes static void op##_##format(void *out, const void *a, const void *b,      \
+                                         size_t count)                                 \
+    {                                                                                  \
+        type *to = out;                                                                \
+        const type *from_a = a, *from_b = b;                                           \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
+        {                                                                              \
+            float x = dm_widen_##format(from_a[i]), y = dm_widen_##format(from_b[i]);  \
+            to[i] = dm_round_##format(x operator y);                                   \
+        }                                                                              \
+    }                                                                                  \
+                                                                                       \
+    attributes static void start_##op##_##format(float *sums, const void *a,           \
+                                                 const void *b, size_t count)          \
     {                                                                                  \
         const type *from_a = a, *from_b = b;                                           \
         INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
         {                                                                              \
-            sums[i] =                                                                  \
-                dm_widen_##format(from_a[i]) operator dm_widen_##format(from_b[i]);    \
+            float x = dm_widen_##format(from_a[i]), y = dm_widen_##format(from_b[i]);  \
+            sums[i] = x operator y;                                                    \
         }                                                                              \
     }                                                                                  \
                                                                                        \
-    attributes static void add_##name(float *sums, const void *a, size_t count)        \
+    attributes static void add_##op##_##format(float *sums, const void *a,             \
+                                               size_t count)                           \
     {                                                                                  \
         const type *from = a;                                                          \
         INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
@@ -210,8 +296,8 @@ typedef dm_accumulator dm_accumulator_table[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
         }                                                                              \
     }                                                                                  \
                                                                                        \
-    attributes static void end_##name(void *out, const float *sums, const void *a,     \
-                                      size_t count)                                    \
+    attributes static void end_##op##_##format(void *out, const float *sums,           \
+                                               const void *a, size_t count)            \
     {                                                                                  \
         type *to = out;                                                                \
         const type *from = a;                                                          \
@@ -219,9 +305,18 @@ typedef dm_accumulator dm_accumulator_table[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
         {                                                                              \
             to[i] = dm_round_##format(sums[i] operator dm_widen_##format(from[i]));    \
         }                                                                              \
-    }                                                                                  \
+    }
+
+/* All that a format needs besides its extremes. */
+#define DEFINE_NARROW(attributes, format, type)                                        \
+    DEFINE_NARROW_OP(attributes, sum, format, type, +)                                 \
+    DEFINE_NARROW_OP(attributes, product, format, type, *)                             \
+    DEFINE_DIVISION(attributes, divide_##format, type,                                 \
+                    dm_round_##format(dm_widen_##format(x) / (float)n))                \
+    DEFINE_SCALING(attributes, scale_##format, type, float,                            \
+                   dm_round_##format(dm_widen_##format(x) * f))                        \
                                                                                        \
-    attributes static void round_##name(void *out, const float *sums, size_t count)    \
+    attributes static void round_##format(void *out, const float *sums, size_t count)  \
     {                                                                                  \
         type *to = out;                                                                \
         INDEPENDENT for (size_t i = 0; i < count; i++)                                 \
@@ -229,25 +324,5 @@ typedef dm_accumulator dm_accumulator_table[DM_DTYPE_COUNT][DM_REDUCE_OP_COUNT];
             to[i] = dm_round_##format(sums[i]);                                        \
         }                                                                              \
     }
-
-#define ACCUMULATOR_ENTRY(dtype, op, name, type, format, operator)                     \
-    [DM_##dtype][DM_##op] = {start_##name, add_##name, end_##name, round_##name},
-
-/* The kernel for this very processor, or NULL where the one for any is as good. */
-dm_reduce_fn
-dm_reduce_lookup_x86(dm_dtype dtype, dm_reduce_op op);
-
-/* As dm_reduce_lookup_x86; the pair must have an accumulator. */
-const dm_accumulator *
-dm_accumulator_x86(dm_dtype dtype, dm_reduce_op op);
-
-/* The accumulator of the pair, or NULL where elements combine without rounding or in
- * their own width. */
-const dm_accumulator *
-dm_accumulator_lookup(dm_dtype dtype, dm_reduce_op op);
-
-/* Divides each element by n; the dtype must have averages. */
-void
-dm_reduce_divide(void *data, size_t count, dm_dtype dtype, int n);
 
 #endif

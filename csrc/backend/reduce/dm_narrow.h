@@ -163,4 +163,53 @@ dm_round_bfloat16(float value)
     return (uint16_t)(magnitude > DM_FLOAT32_INFINITY ? nan : rounded);
 }
 
+/* --- minimum and maximum --------------------------------------------------------------- */
+
+/* By whole numbers of the floats' own width, so that a vector holds as many as it can: a
+ * float's sign and magnitude make a number that is ordered as the float is. `infinity`
+ * (or the largest number, where there is none) is the largest magnitude that is no NaN.
+ * Symmetric to the bit: of two zeros the smaller is -0, and a NaN's bits stay a NaN's
+ * with others or'ed in. */
+#define DM_DEFINE_EXTREMES(width)                                                      \
+    static inline int##width##_t dm_order_##width(uint##width##_t bits)                \
+    {                                                                                  \
+        int##width##_t sign = (int##width##_t)((int##width##_t)bits >> (width - 1));   \
+        int##width##_t magnitude = (int##width##_t)(bits & (UINT##width##_MAX >> 1));  \
+        return (int##width##_t)((magnitude ^ sign) - sign);                            \
+    }                                                                                  \
+                                                                                       \
+    static inline uint##width##_t dm_unordered_##width(                                \
+        uint##width##_t x, uint##width##_t y, int##width##_t infinity)                 \
+    {                                                                                  \
+        int##width##_t a = (int##width##_t)(x & (UINT##width##_MAX >> 1));             \
+        int##width##_t b = (int##width##_t)(y & (UINT##width##_MAX >> 1));             \
+        return (uint##width##_t) - (int##width##_t)((a > infinity) | (b > infinity));  \
+    }                                                                                  \
+                                                                                       \
+    static inline uint##width##_t dm_min_##width(uint##width##_t x, uint##width##_t y, \
+                                                 int##width##_t infinity)              \
+    {                                                                                  \
+        int##width##_t a = dm_order_##width(x), b = dm_order_##width(y);               \
+        uint##width##_t nan = dm_unordered_##width(x, y, infinity);                    \
+        uint##width##_t below = (uint##width##_t) - (int##width##_t)(a < b);           \
+        uint##width##_t above = (uint##width##_t) - (int##width##_t)(a > b);           \
+        uint##width##_t both = (uint##width##_t)(~(below | above) | nan);              \
+        return (uint##width##_t)((x & (below | both)) | (y & (above | both)));         \
+    }                                                                                  \
+                                                                                       \
+    static inline uint##width##_t dm_max_##width(uint##width##_t x, uint##width##_t y, \
+                                                 int##width##_t infinity)              \
+    {                                                                                  \
+        int##width##_t a = dm_order_##width(x), b = dm_order_##width(y);               \
+        uint##width##_t nan = dm_unordered_##width(x, y, infinity);                    \
+        uint##width##_t below = (uint##width##_t) - (int##width##_t)(a < b);           \
+        uint##width##_t above = (uint##width##_t) - (int##width##_t)(a > b);           \
+        uint##width##_t one = (uint##width##_t)((x & above) | (y & below));            \
+        uint##width##_t equal = (uint##width##_t)((x & y) & ~(below | above));         \
+        return (uint##width##_t)(one | equal | ((x | y) & nan));                       \
+    }
+
+DM_DEFINE_EXTREMES(8)
+DM_DEFINE_EXTREMES(16)
+
 #endif

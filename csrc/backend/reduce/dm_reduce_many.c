@@ -14,8 +14,9 @@
 
 #include "backend/reduce/dm_kernels.h"
 
-/* In the nearest cache together with what is read meanwhile. */
-enum { BLOCK_BYTES = 8192 };
+/* In the nearest cache together with the same stretch of every input: those often lie
+ * pages apart and compete for the same places in it. */
+enum { BLOCK_BYTES = 2048 };
 
 /* n >= 2. */
 static void
@@ -35,7 +36,7 @@ combine_narrow(const dm_accumulator *narrow, char *out, const void *const *input
             narrow->add(sums, (const char *)inputs[k] + offset, length);
         }
         if (divisor > 1) {
-            dm_reduce_divide(sums, length, DM_FLOAT32, divisor);
+            dm_kernels()->divisions[DM_FLOAT32](sums, length, divisor);
             narrow->round(out + offset, sums, length);
         }
         else {
@@ -63,7 +64,7 @@ combine_wide(dm_reduce_fn kernel, char *out, const void *const *inputs, int n,
             left = to;
         }
         if (divisor > 1) {
-            dm_reduce_divide(out + offset, length, dtype, divisor);
+            dm_reduce_finish(out + offset, length, dtype, DM_AVG, divisor);
         }
     }
 }
@@ -73,7 +74,8 @@ dm_reduce_many(void *out, const void *const *inputs, int n, size_t count,
                dm_dtype dtype, dm_reduce_op op, int size)
 {
     dm_reduce_fn kernel = dm_reduce_lookup(dtype, op);
-    const dm_accumulator *narrow = dm_accumulator_lookup(dtype, op);
+    dm_reduce_op plain = op == DM_AVG || op == DM_PREMUL_SUM ? DM_SUM : op;
+    const dm_accumulator *narrow = &dm_kernels()->accumulators[dtype][plain];
     int divisor = op == DM_AVG ? size : 1;
     assert(n >= 1 && size >= 1 && kernel != NULL);
 
@@ -83,7 +85,7 @@ dm_reduce_many(void *out, const void *const *inputs, int n, size_t count,
         }
         dm_reduce_finish(out, count, dtype, op, size);
     }
-    else if (narrow != NULL && (n > 2 || divisor > 1)) {
+    else if (narrow->start != NULL && (n > 2 || divisor > 1)) {
         combine_narrow(narrow, out, inputs, n, count, dtype, divisor);
     }
     else {
