@@ -7,7 +7,7 @@ import warnings
 import weakref
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devicemesh import ReduceOp, World
@@ -276,6 +276,7 @@ def views(draw):
 
 
 @WAYS
+@settings(deadline=None)
 @given(tensor=views())
 def test_contiguous_is_what_torch_says(group, way, tensor):
     output = torch.zeros(tensor.numel(), dtype=torch.int32)

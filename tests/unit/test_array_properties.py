@@ -7,7 +7,7 @@ import dlpack
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devicemesh import World
@@ -72,6 +72,7 @@ def arrays(draw):
 
 
 @WAYS
+@settings(deadline=None)
 @given(array=arrays())
 def test_any_view(group, way, array):
     output = np.zeros(array.size, array.dtype)
@@ -88,6 +89,7 @@ def test_any_view(group, way, array):
 
 
 @WAYS
+@settings(deadline=None)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=3),
     wanted=st.integers(0, 200),
@@ -107,6 +109,7 @@ def test_any_size(group, way, shape, wanted, dtype):
 
 
 @WAYS
+@settings(deadline=None)
 @given(first=st.integers(0, 20), second=st.integers(0, 20), count=st.integers(0, 10))
 def test_any_overlap(way, first, second, count):
     """Of two arrays in one piece of memory, the first rank's output and input."""
