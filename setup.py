@@ -74,6 +74,8 @@ core = Extension(
         "csrc/backend/reduce/*.c",
         "csrc/backend/fake/*.c",
         "csrc/backend/shm/*.c",
+        "csrc/backend/mail/*.c",
+        "csrc/backend/gloo/dm_netif.c",
         "csrc/group/*.c",
         "csrc/python/*.c",
     ),

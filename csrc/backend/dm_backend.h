@@ -34,7 +34,7 @@ typedef struct dm_store dm_store;
 
 /* Counted up when a struct of this header changes: a backend that is a shared
  * object of its own (gloo) is checked against it. */
-enum { DM_BACKEND_ABI = 2 };
+enum { DM_BACKEND_ABI = 3 };
 
 typedef enum dm_op_kind {
     DM_OP_ALL_REDUCE,
@@ -111,6 +111,10 @@ enum {
     /* run takes DM_PREMUL_SUM. Other backends never see it: the group multiplies and
      * asks for DM_SUM. */
     DM_BACKEND_PREMUL_SUM = 2,
+    /* The group's mail carries send and recv (mail/dm_mail.h), so that they neither wait
+     * for collectives nor hold them up; run sees them only from who calls it without a
+     * group. For backends whose arrays are in the host's memory. */
+    DM_BACKEND_MAIL = 4,
 };
 
 typedef struct dm_backend {

@@ -127,7 +127,7 @@ cpu_comm_transport(const dm_comm *comm)
 const dm_backend dm_backend_cpu = {
     .abi = DM_BACKEND_ABI,
     .name = "gloo",
-    .flags = 0,
+    .flags = DM_BACKEND_MAIL,
     .supports = cpu_supports,
     .comm_new = cpu_comm_new,
     .comm_connect = cpu_comm_connect,

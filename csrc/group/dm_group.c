@@ -97,6 +97,7 @@ static void
 destroy(dm_group *group, bool forked)
 {
     dm_queue_free(group->queue, forked);
+    dm_mail_free(group->mail, forked);
     dm_free(group->why);
     dm_free((void *)group->config.name);
     dm_free(group->backend_name);

@@ -114,6 +114,26 @@ dm_group_submit(dm_group *group, const dm_op *op,
                 void (*done)(void *arg, dm_status status), void *arg, dm_work **work,
                 dm_error *err);
 
+/* A barrier through the store that names who is missing: the first of them or, with `all`,
+ * all. DM_ERR_TIMEOUT on every member that came, also on those that come too late; the
+ * group lives on. Blocks. Members call it equally often. */
+dm_status
+dm_group_monitored_barrier(dm_group *group, bool all, const dm_wait *wait,
+                           dm_error *err);
+
+/* One of several operations that are given together. */
+typedef struct dm_order {
+    dm_op op;
+    void (*done)(void *arg, dm_status status); /* as dm_group_submit's */
+    void *arg;
+    dm_work *work; /* output */
+} dm_order;
+
+/* As dm_group_submit for each of them: all are checked before the first is given, and
+ * nobody else's operation gets in between. An error means that none was given. */
+dm_status
+dm_group_submit_all(dm_group *group, dm_order *orders, size_t count, dm_error *err);
+
 /* Ends what runs or is queued with DM_ERR_CLOSED, stops the worker, frees the
  * connections. Idempotent. Waits for no other rank, but for this process's threads to
  * leave the group (so not with the GIL held), except when called from inside an
@@ -141,6 +161,19 @@ dm_work_is_done(const dm_work *work);
  * DM_ERR_TIMEOUT or DM_ERR_INTERRUPTED of this wait leaves the work running. */
 dm_status
 dm_work_wait(dm_work *work, const dm_wait *wait, dm_error *err);
+
+/* Something that wants to know when a work has ended; the caller's. */
+typedef struct dm_notice {
+    struct dm_notice *next;
+    /* Called once, from any thread, with no lock held. Must not block and must not take
+     * the GIL. The work does not touch the notice any more. */
+    void (*call)(struct dm_notice *notice);
+} dm_notice;
+
+/* False where the work has ended already: then nothing is called. Several are called in
+ * the order in which they came. */
+bool
+dm_work_notify(dm_work *work, dm_notice *notice);
 
 uint64_t
 dm_work_seq(const dm_work *work);

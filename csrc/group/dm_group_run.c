@@ -11,6 +11,7 @@
 #include "group/dm_group.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <time.h>
 
 #include "backend/reduce/dm_premul.h"
@@ -64,7 +65,9 @@ dm_group_stop(dm_group *group, dm_status why)
         return;
     }
     pthread_mutex_lock(&group->lock);
+    dm_mail *mail = NULL;
     if (!dm_group_is_closed(group)) {
+        mail = group->mail;
         atomic_store_explicit(&group->stop, why, memory_order_relaxed);
         if (group->comm != NULL) {
             group->backend->comm_abort(group->comm);
@@ -75,6 +78,11 @@ dm_group_stop(dm_group *group, dm_status why)
         wake_locked(group);
     }
     pthread_mutex_unlock(&group->lock);
+    if (mail != NULL) {
+        dm_error err;
+        say_stopped(group, " while the message was under way", &err);
+        dm_mail_stop(mail, why, err.text, why == DM_ERR_ABORTED ? &err : NULL);
+    }
 }
 
 void
@@ -111,6 +119,7 @@ dm_group_close(dm_group *group, dm_error *err)
     dm_wait forever = DM_WAIT_FOREVER;
     pthread_mutex_lock(&group->lock);
     dm_queue *queue = group->queue;
+    dm_mail *mail = group->mail;
     /* Called from inside an operation (by a signal handler, by a `done` function): the
      * operation itself cleans up when it gets out. */
     while (group->running && !pthread_equal(group->runner, pthread_self())) {
@@ -119,6 +128,9 @@ dm_group_close(dm_group *group, dm_error *err)
     pthread_mutex_unlock(&group->lock);
     if (queue != NULL) {
         dm_queue_join(queue);
+    }
+    if (mail != NULL) {
+        dm_mail_join(mail);
     }
     clean(group);
     return DM_OK;
@@ -149,6 +161,25 @@ break_locked(dm_group *group, const dm_error *err)
         }
     }
     wake_locked(group);
+}
+
+/* What break_locked leaves to be done without the lock. */
+static void
+break_mail(dm_group *group, const dm_error *err)
+{
+    char text[sizeof(err->text)];
+    snprintf(text, sizeof(text), "the group is broken by an earlier failure: %.1400s",
+             err->text);
+    dm_group_stop_mail(group, DM_ERR_CLOSED, text, err);
+}
+
+void
+dm_group_fail(dm_group *group, const dm_error *err)
+{
+    pthread_mutex_lock(&group->lock);
+    break_locked(group, err);
+    pthread_mutex_unlock(&group->lock);
+    break_mail(group, err);
 }
 
 /* DM_OK once operation `seq` has the turn. The lock is held; it is released while this
@@ -283,9 +314,8 @@ run(dm_group *group, const dm_op *op, const dm_wait *wait, dm_error *err)
     return run_in_backend(group, op, &w.wait, err);
 }
 
-/* Whether an operation that ended so has left the others without it. */
-static bool
-breaks(dm_status status)
+bool
+dm_group_breaks(dm_status status)
 {
     return status <= DM_ERR_TIMEOUT;
 }
@@ -326,12 +356,16 @@ dm_group_perform(dm_group *group, const dm_op *op, const dm_wait *wait,
         group->running = false;
         group->ended = op->seq;
     }
-    if (breaks(status)) {
+    if (dm_group_breaks(status)) {
         break_locked(group, err);
     }
     wake_locked(group);
     bool stopped = dm_group_is_closed(group);
+    bool broken = status != DM_OK && group->broken;
     pthread_mutex_unlock(&group->lock);
+    if (broken) {
+        break_mail(group, err);
+    }
     if (stopped) {
         clean(group);
     }
@@ -343,6 +377,9 @@ dm_group_run(dm_group *group, dm_op *op, const dm_wait *wait, dm_error *err)
 {
     op->seq = 0;
     DM_TRY(dm_group_check(group, op, err));
+    if (dm_group_mails(group, op)) {
+        return dm_group_run_message(group, op, wait, err);
+    }
 
     pthread_mutex_lock(&group->lock);
     dm_status status = dm_group_admit_locked(group, err);

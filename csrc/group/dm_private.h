@@ -14,6 +14,7 @@
 #include <sys/types.h>
 
 #include "backend/dm_backend.h"
+#include "backend/mail/dm_mail.h"
 #include "group/dm_group.h"
 #include "group/dm_queue.h"
 #include "group/dm_world.h"
@@ -69,7 +70,12 @@ struct dm_group {
     pthread_t runner;
     bool broken;
     char *why; /* text of the first failure; NULL where there was no memory for it */
-    dm_queue *queue; /* made with the first asynchronous operation */
+    dm_queue *queue;    /* made with the first asynchronous operation */
+    dm_mail *mail;      /* made with the first message; lives as long as the group */
+    uint64_t monitored; /* monitored barriers begun */
+    bool opening_mail;  /* some thread is at it */
+    uint64_t messages;  /* sends and receives given: numbered apart, since members give
+                          different ones */
 
     bool connected; /* belongs to who has the turn */
 };
@@ -99,6 +105,34 @@ typedef struct dm_settle {
 dm_status
 dm_group_perform(dm_group *group, const dm_op *op, const dm_wait *wait,
                  const dm_settle *settle, dm_error *err);
+
+/* Whether an operation that ended so has left the others without it. */
+bool
+dm_group_breaks(dm_status status);
+
+/* Breaks the group because of `err`: ends its messages and what runs, refuses further
+ * work, and lets the other members know. */
+void
+dm_group_fail(dm_group *group, const dm_error *err);
+
+/* Whether the operation goes by mail. */
+bool
+dm_group_mails(const dm_group *group, const dm_op *op);
+
+/* Numbers the message and posts it; the caller has filled in the item but for its op. Blocks
+ * for a call to the store the first time. */
+dm_status
+dm_group_post(dm_group *group, dm_op *op, dm_mail_item *item, dm_error *err);
+
+/* A checked message from end to end: posts it and waits. A wait that ends early breaks the
+ * group, since the buffers must be free when this returns. */
+dm_status
+dm_group_run_message(dm_group *group, dm_op *op, const dm_wait *wait, dm_error *err);
+
+/* dm_mail_stop, if there is a mail. */
+void
+dm_group_stop_mail(dm_group *group, dm_status why, const char *text,
+                   const dm_error *tell);
 
 /* Waits for `changed` for at most a slice of `wait`. The lock is held, and released
  * meanwhile. */

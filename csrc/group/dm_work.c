@@ -5,13 +5,15 @@
  * (acquire); waiters sleep on the group's condition.
  */
 #include <inttypes.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "base/dm_alloc.h"
 #include "group/dm_private.h"
 
 struct dm_work {
-    dm_job job; /* first */
+    dm_job job;        /* first */
+    dm_mail_item item; /* of a message */
     atomic_int refs;
     dm_group *group;
     dm_op op;
@@ -20,6 +22,7 @@ struct dm_work {
     void *arg;
 
     atomic_bool finished;
+    dm_notice *notices; /* guarded by the group's lock */
     dm_status status;
     dm_error *err; /* of a failure; NULL where there was no memory for it */
 };
@@ -46,12 +49,12 @@ dm_work_release(dm_work *work)
     dm_free(work);
 }
 
-/* Before the turn passes on: who sees a later operation end sees this one finished. The
- * waiters are woken when the turn passes. */
+/* Before the turn passes on: who sees a later operation end sees this one finished. */
 static void
 finish(void *arg, dm_status status, const dm_error *err)
 {
     dm_work *work = arg;
+    dm_group *group = work->group;
     work->status = status;
     if (status != DM_OK) {
         work->err = dm_memdup(err, sizeof(*err));
@@ -59,7 +62,19 @@ finish(void *arg, dm_status status, const dm_error *err)
     if (work->done != NULL) {
         work->done(work->arg, status);
     }
+    pthread_mutex_lock(&group->lock);
     atomic_store_explicit(&work->finished, true, memory_order_release);
+    dm_notice *notice = work->notices;
+    work->notices = NULL;
+    if (group->waiters != 0) {
+        pthread_cond_broadcast(&group->changed);
+    }
+    pthread_mutex_unlock(&group->lock);
+    while (notice != NULL) {
+        dm_notice *next = notice->next;
+        notice->call(notice);
+        notice = next;
+    }
 }
 
 static void
@@ -78,6 +93,36 @@ run(dm_job *job)
     dm_work *work = (dm_work *)job;
     perform(work);
     dm_work_release(work);
+}
+
+/* The mail is through with a message. */
+static void
+message_ended(dm_mail_item *item, dm_status status, const dm_error *err)
+{
+    dm_work *work = (dm_work *)((char *)item - offsetof(dm_work, item));
+    dm_error own = DM_ERROR_INIT;
+    if (status != DM_OK) {
+        dm_error_set(&own, status, "%s", err != NULL ? err->text : "out of memory");
+        dm_group_error_context(work->group, &work->op, &own);
+        if (dm_group_breaks(status)) {
+            dm_group_fail(work->group, &own);
+        }
+    }
+    finish(work, status, &own);
+    dm_work_release(work);
+}
+
+static dm_status
+post(dm_work *work, dm_error *err)
+{
+    work->item.deadline = dm_clock_deadline(dm_group_timeout(work->group));
+    work->item.ended = message_ended;
+    dm_work_hold(work);
+    dm_status status = dm_group_post(work->group, &work->op, &work->item, err);
+    if (status != DM_OK) {
+        atomic_fetch_sub_explicit(&work->refs, 1, memory_order_relaxed);
+    }
+    return status;
 }
 
 /* Numbers the work and, where it is not done on the spot, queues it: both under the
@@ -103,10 +148,10 @@ give_locked(dm_group *group, dm_work *work, dm_error *err)
     return DM_OK;
 }
 
-dm_status
-dm_group_submit(dm_group *group, const dm_op *op,
-                void (*done)(void *arg, dm_status status), void *arg, dm_work **work,
-                dm_error *err)
+/* A work that has been checked and nothing else. */
+static dm_status
+work_new(dm_group *group, const dm_op *op, void (*done)(void *arg, dm_status status),
+         void *arg, dm_work **work, dm_error *err)
 {
     dm_op copy = *op;
     copy.seq = 0;
@@ -127,20 +172,120 @@ dm_group_submit(dm_group *group, const dm_op *op,
     }
     w->done = done;
     w->arg = arg;
+    *work = w;
+    return DM_OK;
+}
 
-    pthread_mutex_lock(&group->lock);
-    dm_status status = give_locked(group, w, err);
-    pthread_mutex_unlock(&group->lock);
+/* Gives a message or, in a local group, does the operation. */
+static dm_status
+give_unlocked(dm_group *group, dm_work *work, dm_error *err)
+{
+    if (dm_group_mails(group, &work->op)) {
+        return post(work, err);
+    }
+    if (group->local) {
+        perform(work);
+    }
+    return DM_OK;
+}
+
+dm_status
+dm_group_submit(dm_group *group, const dm_op *op,
+                void (*done)(void *arg, dm_status status), void *arg, dm_work **work,
+                dm_error *err)
+{
+    dm_work *w = NULL;
+    DM_TRY(work_new(group, op, done, arg, &w, err));
+    dm_status status = DM_OK;
+    if (!dm_group_mails(group, op)) {
+        pthread_mutex_lock(&group->lock);
+        status = give_locked(group, w, err);
+        pthread_mutex_unlock(&group->lock);
+    }
+    if (status == DM_OK) {
+        status = give_unlocked(group, w, err);
+    }
     if (status != DM_OK) {
-        dm_group_error_context(group, &copy, err);
+        dm_group_error_context(group, &w->op, err);
         dm_work_release(w);
         return status;
     }
-    if (group->local) {
-        perform(w);
-    }
     *work = w;
     return DM_OK;
+}
+
+/* All collectives among the orders, which the queue takes all or none of: only starting
+ * its thread can fail. */
+static dm_status
+give_all_locked(dm_group *group, dm_order *orders, size_t count, dm_error *err)
+{
+    DM_TRY(dm_group_admit_locked(group, err));
+    for (size_t i = 0; i < count; i++) {
+        if (!dm_group_mails(group, &orders[i].op)) {
+            DM_TRY(give_locked(group, orders[i].work, err));
+        }
+    }
+    return DM_OK;
+}
+
+dm_status
+dm_group_submit_all(dm_group *group, dm_order *orders, size_t count, dm_error *err)
+{
+    dm_status status = DM_OK;
+    size_t made = 0;
+    for (; made < count && status == DM_OK; made++) {
+        dm_order *order = &orders[made];
+        order->work = NULL;
+        status =
+            work_new(group, &order->op, order->done, order->arg, &order->work, err);
+    }
+    if (status == DM_OK) {
+        pthread_mutex_lock(&group->lock);
+        status = give_all_locked(group, orders, count, err);
+        pthread_mutex_unlock(&group->lock);
+        if (status != DM_OK) {
+            dm_group_error_context(group, &orders[0].op, err);
+        }
+    }
+    if (status != DM_OK) {
+        for (size_t i = 0; i < made; i++) {
+            dm_work_release(orders[i].work);
+            orders[i].work = NULL;
+        }
+        return status;
+    }
+    /* From here on what cannot be given ends with its error. */
+    for (size_t i = 0; i < count; i++) {
+        dm_work *work = orders[i].work;
+        dm_error own;
+        dm_status given = give_unlocked(group, work, &own);
+        if (given != DM_OK) {
+            dm_group_error_context(group, &work->op, &own);
+            finish(work, given, &own);
+        }
+    }
+    return DM_OK;
+}
+
+bool
+dm_work_notify(dm_work *work, dm_notice *notice)
+{
+    dm_group *group = work->group;
+    if (dm_work_is_done(work) || dm_world_check_process(group->world, NULL) != DM_OK) {
+        return false;
+    }
+    pthread_mutex_lock(&group->lock);
+    bool running = !dm_work_is_done(work);
+    if (running) {
+        dm_notice **tail = &work->notices;
+        while (*tail != NULL) {
+            tail = &(*tail)->next;
+        }
+        notice->next = NULL;
+        *tail = notice;
+    }
+    pthread_mutex_unlock(&group->lock);
+    return running;
 }
 
 bool
@@ -192,6 +337,27 @@ dm_work_wait(dm_work *work, const dm_wait *wait, dm_error *err)
         }
         DM_TRY(status);
     }
+}
+
+dm_status
+dm_group_run_message(dm_group *group, dm_op *op, const dm_wait *wait, dm_error *err)
+{
+    dm_work *work = NULL;
+    dm_error own;
+    err = err != NULL ? err : &own;
+    DM_TRY(dm_group_submit(group, op, NULL, NULL, &work, err));
+    op->seq = work->op.seq;
+    dm_status status = dm_work_wait(work, wait, err);
+    if (!dm_work_is_done(work)) {
+        dm_wait forever = DM_WAIT_FOREVER;
+        if (status != DM_ERR_TIMEOUT) {
+            dm_group_error_context(group, &work->op, err);
+        }
+        dm_group_fail(group, err);
+        dm_work_wait(work, &forever, NULL);
+    }
+    dm_work_release(work);
+    return status;
 }
 
 uint64_t

@@ -1,6 +1,6 @@
 /* Worlds, groups, works and the cache, over a backend that this file controls.
  *
- * sources: base group store backend/fake backend/dm_op.c backend/reduce
+ * sources: base group store backend/fake backend/dm_op.c backend/reduce backend/mail backend/gloo/dm_netif.c
  * sanitize: address,undefined thread
  */
 #include "dm_test.h"
