@@ -53,6 +53,9 @@ group_finalize(PyObject *op)
     py_group *self = (py_group *)op;
     dm_group *group = self->group;
     if (group != NULL) {
+        if (self->batch_thread != 0) {
+            Py_XDECREF(py_group_drop_batch(op, NULL));
+        }
         self->group = NULL;
         *dm_group_slot(group) = NULL;
         dm_group_release(group);
@@ -259,11 +262,21 @@ group_repr(PyObject *op)
     {#method, (PyCFunction)(void (*)(void))py_group_##method,                          \
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS, py_group_##method##_doc},
 
+#define FORWARD(method)                                                                \
+    {#method, (PyCFunction)(void (*)(void))py_group_##method,                          \
+     METH_FASTCALL | METH_KEYWORDS, py_group_##method##_doc},
+
 static PyMethodDef group_methods[] = {
-    PY_GROUP_OPERATIONS(OPERATION){"rank", group_rank, METH_NOARGS, group_rank_doc},
+    PY_GROUP_OPERATIONS(OPERATION)
+        PY_GROUP_FORWARDS(FORWARD){"rank", group_rank, METH_NOARGS, group_rank_doc},
     {"size", group_size, METH_NOARGS, group_size_doc},
     {"close", group_close, METH_NOARGS, group_close_doc},
     {"abort", group_abort, METH_NOARGS, group_abort_doc},
+    {"monitored_barrier", (PyCFunction)(void (*)(void))py_group_monitored_barrier,
+     METH_FASTCALL | METH_KEYWORDS, py_group_monitored_barrier_doc},
+    {"_begin_batch", py_group_begin_batch, METH_NOARGS, NULL},
+    {"_end_batch", py_group_end_batch, METH_NOARGS, NULL},
+    {"_drop_batch", py_group_drop_batch, METH_NOARGS, NULL},
     {"__reduce__", group_reduce_, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -17,7 +17,8 @@ py_call_begin(py_call *c, PyObject *op, PyTypeObject *defining_class, dm_op_kind
               PyObject *async_op)
 {
     c->state = PyType_GetModuleState(defining_class);
-    c->group = ((py_group *)op)->group;
+    c->self = (py_group *)op;
+    c->group = c->self->group;
     memset(&c->op, 0, sizeof(c->op));
     c->op.kind = kind;
     c->op.dtype = DM_UINT8;
@@ -25,12 +26,13 @@ py_call_begin(py_call *c, PyObject *op, PyTypeObject *defining_class, dm_op_kind
     py_hold_init(&c->own);
     c->hold = &c->own;
     c->arrays = c->own.arrays;
-    if (async_op != Py_False) {
+    bool collects = py_group_collects(c->self);
+    if (async_op != Py_False || collects) {
         int wanted = PyObject_IsTrue(async_op);
         if (wanted < 0) {
             return -1;
         }
-        if (wanted) {
+        if (wanted || collects) {
             c->pending = py_pending_new();
             if (c->pending == NULL) {
                 return -1;
@@ -60,26 +62,38 @@ keeps_gil(const py_call *c)
     return dm_group_is_local(c->group) && py_hold_bytes(c->hold) < KEEP_GIL_BYTES;
 }
 
-/* Before the operation: fills the memory that lists go through. Where nobody else takes
- * part, outputs may keep what they hold. */
-static void
-load(const py_call *c)
+/* Where nobody else takes part, outputs may keep what they hold. */
+void
+py_hold_load(const py_hold *hold, const dm_group *group)
 {
-    const py_hold *hold = c->hold;
     py_pieces_load(&hold->input);
-    if (hold->output.staging != NULL && dm_group_is_local(c->group)) {
+    if (hold->output.staging != NULL && dm_group_is_local(group)) {
         py_pieces_load(&hold->output);
     }
 }
 
-/* The operation of a work no longer touches its memory. */
-static void
-store(void *arg, dm_status status)
+void
+py_pending_store(void *arg, dm_status status)
 {
     const py_pending *pending = arg;
     if (status == DM_OK) {
         py_pieces_store(&pending->hold.output);
     }
+}
+
+/* Puts it off until the batch ends. */
+static PyObject *
+collect(py_call *c)
+{
+    if (py_call_check(c) < 0) {
+        return py_call_cancel(c);
+    }
+    py_pending *pending = c->pending;
+    pending->op = c->op;
+    pending->next = NULL;
+    *c->self->batch_tail = pending;
+    c->self->batch_tail = &pending->next;
+    Py_RETURN_NONE;
 }
 
 static PyObject *
@@ -91,9 +105,9 @@ submit(py_call *c)
     if (!keeps_gil(c)) {
         thread = PyEval_SaveThread();
     }
-    load(c);
+    py_hold_load(c->hold, c->group);
     dm_status status =
-        dm_group_submit(c->group, &c->op, store, c->pending, &work, &err);
+        dm_group_submit(c->group, &c->op, py_pending_store, c->pending, &work, &err);
     if (thread != NULL) {
         PyEval_RestoreThread(thread);
     }
@@ -108,7 +122,7 @@ submit(py_call *c)
 static dm_status
 run(py_call *c, const dm_wait *wait, dm_error *err)
 {
-    load(c);
+    py_hold_load(c->hold, c->group);
     dm_status status = dm_group_run(c->group, &c->op, wait, err);
     if (status == DM_OK) {
         py_pieces_store(&c->hold->output);
@@ -120,7 +134,7 @@ PyObject *
 py_call_perform(py_call *c)
 {
     if (c->pending != NULL) {
-        return submit(c);
+        return py_group_collects(c->self) ? collect(c) : submit(c);
     }
     dm_error err;
     dm_status status;

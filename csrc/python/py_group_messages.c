@@ -17,16 +17,21 @@ const char py_group_send_doc[] = PyDoc_STR(
     "Raises:\n"
     "    As all_reduce; ValueError for a dst outside the group or this rank itself.");
 
-const char py_group_isend_doc[] = PyDoc_STR("isend($self, /, array, dst, tag=0)\n"
-                                            "--\n"
-                                            "\n"
-                                            "As send, without waiting.\n"
-                                            "\n"
-                                            "Returns:\n"
-                                            "    A Work.\n"
-                                            "\n"
-                                            "Raises:\n"
-                                            "    As send.");
+const char py_group_isend_doc[] = PyDoc_STR(
+    "isend($self, /, array, dst, tag=0)\n"
+    "--\n"
+    "\n"
+    "As send, without waiting.\n"
+    "\n"
+    "Messages go their own way: they neither wait for collectives nor keep them from\n"
+    "running. Those to one member with one tag arrive in the order in which they were\n"
+    "given.\n"
+    "\n"
+    "Returns:\n"
+    "    A Work.\n"
+    "\n"
+    "Raises:\n"
+    "    As send.");
 
 static PyObject *
 send_message(const py_params *params, PyObject *async_op, PY_OPERATION_ARGS)
@@ -85,17 +90,17 @@ const char py_group_recv_doc[] = PyDoc_STR(
     "Raises:\n"
     "    As all_reduce; ValueError for a src outside the group or this rank itself.");
 
-const char py_group_irecv_doc[] =
-    PyDoc_STR("irecv($self, /, array, src=None, tag=0)\n"
-              "--\n"
-              "\n"
-              "As recv, without waiting: see isend.\n"
-              "\n"
-              "Returns:\n"
-              "    A Work; its result() is the group rank of the sender.\n"
-              "\n"
-              "Raises:\n"
-              "    As recv.");
+const char py_group_irecv_doc[] = PyDoc_STR(
+    "irecv($self, /, array, src=None, tag=0)\n"
+    "--\n"
+    "\n"
+    "As recv, without waiting: see isend.\n"
+    "\n"
+    "Returns:\n"
+    "    A Work; its result() and source_rank() are the group rank of the sender.\n"
+    "\n"
+    "Raises:\n"
+    "    As recv.");
 
 /* `source` is where the sender's rank is left for a call that waits. */
 static PyObject *

@@ -1,6 +1,8 @@
 /* What the files of the ProcessGroup type share: py_group.c (the type and its facts),
  * py_group_call.c (what all operations have in common), py_group_ops.c (operations on one
- * or two arrays), py_group_lists.c (operations on lists of arrays).
+ * or two arrays), py_group_lists.c (operations on lists of arrays), py_group_messages.c
+ * (send and recv), py_group_batch.c (operations that are given together),
+ * py_group_objects.c (what is written in Python), py_group_monitored.c.
  */
 #ifndef PY_GROUP_PRIVATE_H
 #define PY_GROUP_PRIVATE_H
@@ -9,11 +11,14 @@
 #include "python/py_group.h"
 #include "python/py_work.h"
 
-/* A native handle and nothing else. */
+/* A native handle, and operations that are collected (py_group_batch.c). */
 typedef struct py_group {
     PyObject_HEAD
     dm_group *group; /* NULL once finalized */
     PyObject *weak_references;
+    unsigned long batch_thread; /* who collects; 0: nobody */
+    py_pending *batch;
+    py_pending **batch_tail;
 } py_group;
 
 /* What an operation's function is called with. */
@@ -47,11 +52,61 @@ typedef struct py_group {
 PY_GROUP_OPERATIONS(X)
 #undef X
 
+/* X(method) - written in Python: devicemesh.<module>.<function> is called with the group in
+ * front of the arguments. */
+#define PY_GROUP_FORWARDS(X)                                                           \
+    X(all_gather_object)                                                               \
+    X(broadcast_object_list)                                                           \
+    X(gather_object)                                                                   \
+    X(scatter_object_list)                                                             \
+    X(send_object_list)                                                                \
+    X(recv_object_list)                                                                \
+    X(batch_isend_irecv)                                                               \
+    X(coalesce)
+
+#define X(method)                                                                      \
+    PyObject *py_group_##method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, \
+                                PyObject *kwnames);                                    \
+    extern const char py_group_##method##_doc[];
+PY_GROUP_FORWARDS(X)
+#undef X
+
+PyObject *
+py_group_monitored_barrier(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+extern const char py_group_monitored_barrier_doc[];
+
+/* Collecting operations, for `coalesce`: methods without arguments. */
+PyObject *
+py_group_begin_batch(PyObject *op, PyObject *none);
+
+PyObject *
+py_group_end_batch(PyObject *op, PyObject *none);
+
+PyObject *
+py_group_drop_batch(PyObject *op, PyObject *none);
+
+/* Whether this thread's operations on the group are being collected. */
+static inline bool
+py_group_collects(const py_group *self)
+{
+    return self->batch_thread != 0 && self->batch_thread == PyThread_get_thread_ident();
+}
+
+/* Before the operation: fills the memory that lists go through. */
+void
+py_hold_load(const py_hold *hold, const dm_group *group);
+
+/* A dm_order's `done` with a py_pending: outputs of lists get what is theirs. */
+void
+py_pending_store(void *pending, dm_status status);
+
 /* One call: what its function has put together. Synchronous calls hold their arrays on
  * the stack, asynchronous ones in `pending`. begin, exports and checks, then perform; an
  * error in between ends with cancel. */
 typedef struct py_call {
     py_state *state;
+    py_group *self;
     dm_group *group;
     dm_op op;
     py_hold own;

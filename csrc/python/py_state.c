@@ -1,6 +1,7 @@
 /* Module state: see py_state.h. */
 #include "python/py_state.h"
 
+#include "python/py_notices.h"
 #include "python/py_work.h"
 
 /* "devicemesh.<name>", based on `base`, added to the module. */
@@ -21,6 +22,10 @@ py_state_init(PyObject *module)
 {
     py_state *state = py_state_of_module(module);
     py_work_state_init(state);
+    state->notices = py_notices_new();
+    if (state->notices == NULL) {
+        return -1;
+    }
 
 #define X(member, name, base, doc)                                                     \
     state->member = new_error(module, name, base, doc);                                \
@@ -85,6 +90,9 @@ py_state_clear(PyObject *module)
     Py_CLEAR(state->default_world);
     Py_CLEAR(state->pickled_roots);
     Py_CLEAR(state->reused_roots);
+    py_notices *notices = state->notices;
+    state->notices = NULL;
+    py_notices_release(notices);
     return 0;
 }
 

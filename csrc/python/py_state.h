@@ -90,6 +90,7 @@ typedef struct py_state {
      * a Work, and those whose Work was dropped before they ended. */
     py_pending_link works;
     py_pending_link dropped_works;
+    struct py_notices *notices; /* py_notices.h */
     /* Token -> weak reference to a _MeshRoot that was pickled here; NULL until then. */
     PyObject *pickled_roots;
     /* Request -> _MeshRoot made with reuse_groups=True; NULL until there is one. */

@@ -5,6 +5,8 @@
 
 #include "base/dm_alloc.h"
 #include "python/py_error.h"
+#include "python/py_forward.h"
+#include "python/py_notices.h"
 #include "python/py_wait.h"
 
 typedef struct py_work {
@@ -310,6 +312,76 @@ work_exception(PyObject *op, PyObject *Py_UNUSED(args))
     return state == NULL ? NULL : exception_of(state, &err);
 }
 
+PyDoc_STRVAR(work_add_done_callback_doc,
+             "add_done_callback($self, /, fn)\n"
+             "--\n"
+             "\n"
+             "Calls fn(work) once, when the operation has ended, well or not.\n"
+             "\n"
+             "At once and here where it has ended already; else on a thread for all "
+             "callbacks,\n"
+             "one after the other, in which fn may give operations and wait for them. "
+             "What fn\n"
+             "raises goes to threading.excepthook. The Work lives until then.\n"
+             "\n"
+             "Args:\n"
+             "    fn: a callable with one argument.\n"
+             "\n"
+             "Raises:\n"
+             "    TypeError: fn cannot be called.");
+
+static PyObject *
+work_add_done_callback(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                       PyObject *kwnames)
+{
+    return py_forward("devicemesh.callbacks", "add_done_callback", op, args, nargs,
+                      kwnames);
+}
+
+PyDoc_STRVAR(work_source_rank_doc,
+             "source_rank($self, /)\n"
+             "--\n"
+             "\n"
+             "Of a receive that went well: the group rank of the sender.\n"
+             "\n"
+             "Raises:\n"
+             "    RuntimeError: it has not ended, it failed, or it is no receive.");
+
+static PyObject *
+work_source_rank(PyObject *op, PyObject *Py_UNUSED(args))
+{
+    py_pending *pending = ((py_work *)op)->pending;
+    const dm_work *work = pending->work;
+    dm_error err;
+    if (dm_work_kind(work) != DM_OP_RECV || !dm_work_is_done(work) ||
+        wait_until(pending, 0, &err) != DM_OK) {
+        PyErr_Format(PyExc_RuntimeError, "only a recv that went well has a source: %R",
+                     op);
+        return NULL;
+    }
+    return PyLong_FromLong(dm_work_source(work));
+}
+
+/* `await work`: see devicemesh/callbacks.py. */
+static PyObject *
+work_await(PyObject *op)
+{
+    return py_forward("devicemesh.callbacks", "wait", op, NULL, 0, NULL);
+}
+
+static PyObject *
+work_get_seq(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(dm_work_seq(((py_work *)op)->pending->work));
+}
+
+static PyObject *
+work_get_name(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyUnicode_FromString(
+        dm_op_name(dm_work_kind(((py_work *)op)->pending->work)));
+}
+
 static PyObject *
 work_reduce(PyObject *Py_UNUSED(op), PyObject *Py_UNUSED(args))
 {
@@ -345,8 +417,18 @@ static PyMethodDef work_methods[] = {
      work_result_doc},
     {"is_completed", work_is_completed, METH_NOARGS, work_is_completed_doc},
     {"exception", work_exception, METH_NOARGS, work_exception_doc},
+    {"add_done_callback", (PyCFunction)(void (*)(void))work_add_done_callback,
+     METH_FASTCALL | METH_KEYWORDS, work_add_done_callback_doc},
+    {"source_rank", work_source_rank, METH_NOARGS, work_source_rank_doc},
     {"__reduce__", work_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef work_getset[] = {
+    {"seq", work_get_seq, NULL,
+     "Number of the operation on its group; messages are numbered apart.", NULL},
+    {"name", work_get_name, NULL, "Name of the operation: 'all_reduce', ...", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef work_members[] = {
@@ -380,6 +462,8 @@ static PyType_Slot work_slots[] = {
     {Py_tp_repr, work_repr},
     {Py_tp_methods, work_methods},
     {Py_tp_members, work_members},
+    {Py_tp_getset, work_getset},
+    {Py_am_await, work_await},
     {0, NULL},
 };
 
@@ -438,7 +522,45 @@ close_running(PyObject *module, PyObject *Py_UNUSED(args))
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(notify_doc, "_notify($module, /, work, token)\n"
+                         "--\n"
+                         "\n"
+                         "Whether _next_notice will give the token once the work has "
+                         "ended; else it has.");
+
+static PyObject *
+notify(PyObject *module, PyObject *args)
+{
+    py_state *state = py_state_of_module(module);
+    PyObject *work = NULL;
+    unsigned long long token = 0;
+    if (!PyArg_ParseTuple(args, "O!K:_notify", state->work_type, &work, &token)) {
+        return NULL;
+    }
+    int added = py_notices_add(state->notices, ((py_work *)work)->pending->work, token);
+    return added < 0 ? NULL : PyBool_FromLong(added);
+}
+
+PyDoc_STRVAR(next_notice_doc,
+             "_next_notice($module, /)\n"
+             "--\n"
+             "\n"
+             "Waits for the token of a work that has ended; None: none "
+             "yet.");
+
+static PyObject *
+next_notice(PyObject *module, PyObject *Py_UNUSED(args))
+{
+    uint64_t token = 0;
+    if (!py_notices_next(py_state_of_module(module)->notices, &token)) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromUnsignedLongLong(token);
+}
+
 static PyMethodDef functions[] = {
+    {"_notify", notify, METH_VARARGS, notify_doc},
+    {"_next_notice", next_notice, METH_NOARGS, next_notice_doc},
     {"_close_running", close_running, METH_NOARGS, close_running_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -17,8 +17,9 @@
 typedef struct py_pending {
     py_pending_link link; /* first; in no list until submitted */
     dm_work *work;        /* held; NULL until submitted */
-    dm_op op;             /* while it is not submitted yet */
     py_hold hold;
+    struct py_pending *next; /* in a batch, which is submitted as a whole */
+    dm_op op;                /* likewise */
 } py_pending;
 
 /* Empty lists; before anything else is done with the state. */
