@@ -1,6 +1,7 @@
 """What devicemesh._core offers to Python. Each part of the core describes its own types."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, overload
@@ -23,6 +24,7 @@ class GroupTimeoutError(DeviceMeshError, TimeoutError): ...
 
 # --- worlds, groups ---------------------------------------------------------------
 
+_Arrays: TypeAlias = list[Any] | tuple[Any, ...]
 _Array: TypeAlias = Any  # the buffer protocol, DLPack or __array_interface__
 
 @final
@@ -123,11 +125,90 @@ class ProcessGroup:
         self, output: _Array, input: _Array, op: str = "sum", *, async_op: Literal[True]
     ) -> Work: ...
     @overload
-    def all_to_all_single(
-        self, output: _Array, input: _Array, async_op: Literal[False] = False
+    def reduce(
+        self,
+        array: _Array,
+        root: SupportsIndex = 0,
+        op: str = "sum",
+        async_op: Literal[False] = False,
     ) -> None: ...
     @overload
-    def all_to_all_single(self, output: _Array, input: _Array, async_op: Literal[True]) -> Work: ...
+    def reduce(
+        self, array: _Array, root: SupportsIndex = 0, op: str = "sum", *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self, outputs: _Arrays, input: _Array, async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def all_gather(self, outputs: _Arrays, input: _Array, async_op: Literal[True]) -> Work: ...
+    @overload
+    def gather(
+        self,
+        input: _Array,
+        outputs: _Arrays | None = None,
+        root: SupportsIndex = 0,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def gather(
+        self,
+        input: _Array,
+        outputs: _Arrays | None = None,
+        root: SupportsIndex = 0,
+        *,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        output: _Array,
+        inputs: _Arrays | None = None,
+        root: SupportsIndex = 0,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def scatter(
+        self,
+        output: _Array,
+        inputs: _Arrays | None = None,
+        root: SupportsIndex = 0,
+        *,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self, output: _Array, inputs: _Arrays, op: str = "sum", async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def reduce_scatter(
+        self, output: _Array, inputs: _Arrays, op: str = "sum", *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self, outputs: _Arrays, inputs: _Arrays, async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def all_to_all(self, outputs: _Arrays, inputs: _Arrays, async_op: Literal[True]) -> Work: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: _Array,
+        input: _Array,
+        output_splits: Iterable[SupportsIndex] | None = None,
+        input_splits: Iterable[SupportsIndex] | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: _Array,
+        input: _Array,
+        output_splits: Iterable[SupportsIndex] | None = None,
+        input_splits: Iterable[SupportsIndex] | None = None,
+        *,
+        async_op: Literal[True],
+    ) -> Work: ...
     @overload
     def barrier(self, async_op: Literal[False] = False) -> None: ...
     @overload
@@ -136,6 +217,38 @@ class ProcessGroup:
     def recv(
         self, array: _Array, src: SupportsIndex | None = None, tag: SupportsIndex = 0
     ) -> int: ...
+    def isend(self, array: _Array, dst: SupportsIndex, tag: SupportsIndex = 0) -> Work: ...
+    def irecv(
+        self, array: _Array, src: SupportsIndex | None = None, tag: SupportsIndex = 0
+    ) -> Work: ...
+    def batch_isend_irecv(
+        self,
+        ops: Iterable[
+            tuple[Literal["isend", "irecv"], _Array, SupportsIndex | None]
+            | tuple[Literal["isend", "irecv"], _Array, SupportsIndex | None, SupportsIndex]
+        ],
+    ) -> list[Work]: ...
+    def coalesce(self, async_op: bool = False) -> AbstractContextManager[list[Work], None]: ...
+    def monitored_barrier(
+        self, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None: ...
+    def all_gather_object(self, objects: list[Any], obj: Any) -> None: ...
+    def broadcast_object_list(self, objects: list[Any], root: SupportsIndex = 0) -> None: ...
+    def gather_object(
+        self, obj: Any, objects: list[Any] | None = None, root: SupportsIndex = 0
+    ) -> None: ...
+    def scatter_object_list(
+        self, output: list[Any], inputs: list[Any] | None = None, root: SupportsIndex = 0
+    ) -> None: ...
+    def send_object_list(
+        self, objects: list[Any], dst: SupportsIndex, tag: SupportsIndex = 0
+    ) -> None: ...
+    def recv_object_list(
+        self, objects: list[Any], src: SupportsIndex | None = None, tag: SupportsIndex = 0
+    ) -> int: ...
+    def _begin_batch(self) -> None: ...
+    def _end_batch(self) -> list[Work]: ...
+    def _drop_batch(self) -> None: ...
 
 @final
 class Work:
@@ -143,10 +256,19 @@ class Work:
     def result(self, timeout: float | timedelta | None = None) -> int | None: ...
     def is_completed(self) -> bool: ...
     def exception(self) -> Exception | None: ...
+    def add_done_callback(self, fn: Callable[[Work], object]) -> None: ...
+    def source_rank(self) -> int: ...
+    def __await__(self) -> Generator[Any, None, int | None]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
 
 def _get_default_world() -> World | None: ...
 def _set_default_world(world: World | None, /) -> World | None: ...
 def _close_running() -> None: ...
+def _notify(work: Work, token: int) -> bool: ...
+def _next_notice() -> int | None: ...
 
 # --- meshes -----------------------------------------------------------------------
 
