@@ -619,7 +619,8 @@ run_operation(Links &links, const dm_op &op, uint64_t key)
     const bool uneven = op.input_counts != nullptr || op.output_counts != nullptr;
     if (op.count == 0 && !uneven && !is_point_to_point(op.kind) &&
         op.kind != DM_OP_BARRIER) {
-        return;
+        /* Nothing moves, but members for which it is not empty must learn of it. */
+        return barrier(run);
     }
     switch (op.kind) {
     case DM_OP_ALL_REDUCE:
