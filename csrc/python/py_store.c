@@ -931,7 +931,7 @@ static PyMemberDef store_members[] = {
 
 PyDoc_STRVAR(
     store_doc,
-    "Store()\n"
+    "Store(*args, **kwargs)\n"
     "--\n"
     "\n"
     "A key-value table that ranks share while they find each other.\n"

@@ -445,12 +445,75 @@ listen_one(const dm_net_address *address, int *out)
     return 0;
 }
 
+static bool
+is_loopback(const dm_net_address *address)
+{
+    if (address->data.ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)&address->data;
+        return (ntohl(in->sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
+    }
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&address->data;
+    return IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr);
+}
+
+/* This machine's own name, with or without its domain. */
+static bool
+is_own_name(const char *host)
+{
+    char own[DM_NET_HOST_MAX];
+    if (gethostname(own, sizeof(own)) != 0) {
+        return false;
+    }
+    own[sizeof(own) - 1] = '\0';
+    size_t label = strcspn(own, ".");
+    return strcspn(host, ".") == label && strncasecmp(host, own, label) == 0;
+}
+
+/* The address from which this machine speaks to others. Asks the routing table: nothing
+ * is sent. */
+static bool
+outward_address(uint16_t port, dm_net_address *address)
+{
+    struct sockaddr_in anybody = {.sin_family = AF_INET, .sin_port = htons(9)};
+    inet_pton(AF_INET, "192.0.2.1", &anybody.sin_addr); /* of no machine */
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    memset(address, 0, sizeof(*address));
+    address->size = sizeof(address->data);
+    bool found =
+        fd >= 0 &&
+        connect(fd, (const struct sockaddr *)&anybody, sizeof(anybody)) == 0 &&
+        getsockname(fd, (struct sockaddr *)&address->data, &address->size) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (found) {
+        set_port(address, port);
+    }
+    return found;
+}
+
+int
+dm_net_listen_outward(const char *host, int fd)
+{
+    dm_net_address bound = {.size = sizeof(bound.data)};
+    dm_net_address address;
+    uint16_t port;
+    int second = -1;
+    if (getsockname(fd, (struct sockaddr *)&bound.data, &bound.size) != 0 ||
+        !is_loopback(&bound) || !is_own_name(host) ||
+        dm_net_port(fd, &port, NULL) != DM_OK || !outward_address(port, &address) ||
+        is_loopback(&address) || listen_one(&address, &second) != 0) {
+        return -1;
+    }
+    return second;
+}
+
 dm_status
 dm_net_listen(const char *host, uint16_t port, const dm_wait *wait, int *fd,
               dm_error *err)
 {
     dm_net_address addresses[DM_NET_MAX_ADDRESSES];
-    int n;
+    int n = 0;
     DM_TRY(dm_net_resolve(host, port, wait, addresses, &n, err));
     int first_error = 0;
     for (int i = 0; i < n; i++) {

@@ -55,6 +55,13 @@ dm_status
 dm_net_listen(const char *host, uint16_t port, const dm_wait *wait, int *fd,
               dm_error *err);
 
+/* A second socket beside `fd`, which listens on `host`. Where that is this machine's own
+ * name and its hosts file maps it to a loopback address (as Debian's does), other
+ * machines know the name by another address: the one that leads to them, if there is
+ * one, is listened on too. -1 where nothing of that is the case. */
+int
+dm_net_listen_outward(const char *host, int fd);
+
 /* Checks that `fd` is a listening stream socket and makes it non-blocking and
  * close-on-exec. DM_ERR_VALUE otherwise. */
 dm_status

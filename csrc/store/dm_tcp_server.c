@@ -24,6 +24,7 @@
 #include "store/dm_store.h"
 
 enum {
+    MAX_LISTENERS = 2,
     MAX_EVENTS = 256,
     ACCEPTS_PER_TURN = 64,
     ADVANCES_PER_TURN = 8,
@@ -54,7 +55,8 @@ struct dm_store_server {
     int stop_fd; /* eventfd */
     pthread_t thread;
 
-    int listen_fd;
+    int listen_fds[MAX_LISTENERS];
+    int n_listen;
     int epoll_fd;
     bool is_stopping;
     int64_t accept_again; /* 0: accepting; else when to try again */
@@ -339,18 +341,26 @@ raise_limit(dm_store_server *server)
 }
 
 static void
-watch_listener(dm_store_server *server, bool on)
+watch_listeners(dm_store_server *server, bool on)
 {
-    struct epoll_event event = {.events = on ? (uint32_t)EPOLLIN : 0,
-                                .data.ptr = &server->listen_fd};
-    (void)epoll_ctl(server->epoll_fd, EPOLL_CTL_MOD, server->listen_fd, &event);
+    for (int i = 0; i < server->n_listen; i++) {
+        struct epoll_event event = {.events = on ? (uint32_t)EPOLLIN : 0,
+                                    .data.ptr = &server->listen_fds[i]};
+        (void)epoll_ctl(server->epoll_fd, EPOLL_CTL_MOD, server->listen_fds[i], &event);
+    }
+}
+
+static bool
+is_listener(const dm_store_server *server, const void *who)
+{
+    return who == &server->listen_fds[0] || who == &server->listen_fds[1];
 }
 
 static void
-accept_some(dm_store_server *server)
+accept_some(dm_store_server *server, int listen_fd)
 {
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
-        int fd = accept4(server->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             (void)add_connection(server, fd);
             continue;
@@ -360,7 +370,7 @@ accept_some(dm_store_server *server)
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             /* Those who wait in the backlog wait until others have left. */
-            watch_listener(server, false);
+            watch_listeners(server, false);
             server->accept_again = dm_clock_deadline(ACCEPT_PAUSE_MS * DM_NS_PER_MS);
         }
         return;
@@ -388,7 +398,7 @@ look_at_clock(dm_store_server *server)
     }
     if (server->accept_again != 0 && server->accept_again <= now) {
         server->accept_again = 0;
-        watch_listener(server, true);
+        watch_listeners(server, true);
     }
     int64_t next = DM_FOREVER;
     if (server->first_young != NULL) {
@@ -413,8 +423,8 @@ turn(dm_store_server *server)
         if (who == &server->stop_fd) {
             server->is_stopping = true;
         }
-        else if (who == &server->listen_fd) {
-            accept_some(server);
+        else if (is_listener(server, who)) {
+            accept_some(server, *(int *)who);
         }
         else {
             handle_event(server, who, events[i].events);
@@ -445,6 +455,14 @@ close_fd(int fd)
     }
 }
 
+static void
+close_listeners(dm_store_server *server)
+{
+    for (int i = 0; i < server->n_listen; i++) {
+        close(server->listen_fds[i]);
+    }
+}
+
 /* Frees a server whose thread has ended or never began. */
 static void
 free_server(dm_store_server *server)
@@ -454,7 +472,7 @@ free_server(dm_store_server *server)
         free_dead(server);
     }
     dm_serve_fini(&server->serve);
-    close_fd(server->listen_fd);
+    close_listeners(server);
     close_fd(server->epoll_fd);
     close_fd(server->stop_fd);
     dm_free(server->token);
@@ -462,15 +480,34 @@ free_server(dm_store_server *server)
 }
 
 static dm_status
-open_listener(const dm_store_server_config *config, int *fd, dm_error *err)
+open_listeners(const dm_store_server_config *config, dm_store_server *server,
+               dm_error *err)
 {
-    if (config->listen_fd >= 0) {
-        DM_TRY(dm_net_adopt_listener(config->listen_fd, err));
-        *fd = config->listen_fd;
-        return DM_OK;
+    int fd = config->listen_fd;
+    if (fd >= 0) {
+        DM_TRY(dm_net_adopt_listener(fd, err));
     }
-    const dm_wait wait = {dm_clock_deadline(RESOLVE_LIMIT_S * DM_NS_PER_S), NULL, NULL};
-    return dm_net_listen(config->host, config->port, &wait, fd, err);
+    else {
+        const dm_wait wait = {dm_clock_deadline(RESOLVE_LIMIT_S * DM_NS_PER_S), NULL,
+                              NULL};
+        DM_TRY(dm_net_listen(config->host, config->port, &wait, &fd, err));
+    }
+    server->listen_fds[server->n_listen++] = fd;
+    int second = config->listen_fd < 0 ? dm_net_listen_outward(config->host, fd) : -1;
+    if (second >= 0) {
+        server->listen_fds[server->n_listen++] = second;
+    }
+    return dm_net_port(fd, &server->port, err);
+}
+
+static dm_status
+watch_for_input(const dm_store_server *server, int *fd, dm_error *err)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = fd};
+    if (epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, *fd, &event) != 0) {
+        return dm_error_set_errno(err, errno, "epoll_ctl");
+    }
+    return DM_OK;
 }
 
 static dm_status
@@ -484,12 +521,9 @@ open_epoll(dm_store_server *server, dm_error *err)
     if (server->stop_fd < 0) {
         return dm_error_set_errno(err, errno, "eventfd");
     }
-    struct epoll_event on_stop = {.events = EPOLLIN, .data.ptr = &server->stop_fd};
-    struct epoll_event on_client = {.events = EPOLLIN, .data.ptr = &server->listen_fd};
-    if (epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->stop_fd, &on_stop) != 0 ||
-        epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->listen_fd, &on_client) !=
-            0) {
-        return dm_error_set_errno(err, errno, "epoll_ctl");
+    DM_TRY(watch_for_input(server, &server->stop_fd, err));
+    for (int i = 0; i < server->n_listen; i++) {
+        DM_TRY(watch_for_input(server, &server->listen_fds[i], err));
     }
     return DM_OK;
 }
@@ -529,15 +563,12 @@ dm_store_server_start(const dm_store_server_config *config, dm_store_server **ou
     }
     server->pid = getpid();
     server->token = copy;
-    server->listen_fd = server->epoll_fd = server->stop_fd = -1;
+    server->epoll_fd = server->stop_fd = -1;
     dm_serve_init(&server->serve, copy);
     atomic_init(&server->clients, 0);
 
-    int fd = -1;
     dm_status status;
-    DM_TRY_GOTO(status, open_listener(config, &fd, err), fail);
-    server->listen_fd = fd;
-    DM_TRY_GOTO(status, dm_net_port(server->listen_fd, &server->port, err), fail);
+    DM_TRY_GOTO(status, open_listeners(config, server, err), fail);
     DM_TRY_GOTO(status, open_epoll(server, err), fail);
     DM_TRY_GOTO(status, start_thread(server, err), fail);
     *out = server;
@@ -545,7 +576,7 @@ dm_store_server_start(const dm_store_server_config *config, dm_store_server **ou
 
 fail:
     if (config->listen_fd >= 0) {
-        server->listen_fd = -1; /* not taken over */
+        server->n_listen = 0; /* not taken over */
     }
     free_server(server);
     return status;
@@ -572,7 +603,7 @@ dm_store_server_stop(dm_store_server *server)
     }
     if (server->pid != getpid()) {
         /* The lists may have been in use during the fork: leave them. */
-        close_fd(server->listen_fd);
+        close_listeners(server);
         close_fd(server->epoll_fd);
         close_fd(server->stop_fd);
         return;

@@ -643,6 +643,7 @@ inherited_listener(void)
     int fd = -1;
     dm_wait wait = within_ms(1000);
     CHECK_OK(dm_net_listen("localhost", 0, &wait, &fd, &err));
+    CHECK_INT(dm_net_listen_outward("localhost", fd), -1);
     uint16_t port;
     CHECK_OK(dm_net_port(fd, &port, &err));
     dm_store_server_config config = {NULL, 0, NULL, fd};
@@ -662,6 +663,7 @@ something_else_listens(void)
     int fd = -1;
     dm_wait wait = within_ms(1000);
     CHECK_OK(dm_net_listen("127.0.0.1", 0, &wait, &fd, &err));
+    CHECK_INT(dm_net_listen_outward("127.0.0.1", fd), -1);
     uint16_t port;
     CHECK_OK(dm_net_port(fd, &port, &err));
     dm_store *store;
@@ -727,10 +729,38 @@ calls_from_a_poll_function(void)
     dm_store_server_stop(server);
 }
 
-TEST_MAIN(TEST(bad_arguments), TEST(names), TEST(every_call), TEST(large_values),
-          TEST(many_keys), TEST(waits_do_not_block_others), TEST(server_goes_away),
-          TEST(program_order), TEST(calls_from_a_poll_function), TEST(interrupted),
-          TEST(wills), TEST(dead_process), TEST(forked_child), TEST(tokens),
-          TEST(bad_clients), TEST(greedy_client), TEST(pipelined_requests),
-          TEST(torch_barrier), TEST(client_before_server), TEST(inherited_listener),
-          TEST(something_else_listens))
+/* This machine's own name: its loopback address, and that by which others know it. */
+static void
+own_name(void)
+{
+    char name[DM_NET_HOST_MAX] = {0};
+    CHECK(gethostname(name, sizeof(name) - 1) == 0);
+    dm_wait wait = within_ms(20000);
+    int fds[2] = {-1, -1};
+    if (dm_net_listen(name, 0, &wait, &fds[0], &err) != DM_OK) {
+        return; /* it has no address of its own */
+    }
+    fds[1] = dm_net_listen_outward(name, fds[0]);
+    uint16_t port = 0;
+    for (int i = 0; i < 2 && fds[i] >= 0; i++) {
+        struct sockaddr_storage address;
+        socklen_t size = sizeof(address);
+        CHECK(getsockname(fds[i], (struct sockaddr *)&address, &size) == 0);
+        uint16_t other;
+        CHECK_OK(dm_net_port(fds[i], &other, &err));
+        CHECK(i == 0 || other == port);
+        port = other;
+        if (address.ss_family == AF_INET) {
+            CHECK(((struct sockaddr_in *)&address)->sin_addr.s_addr != INADDR_ANY);
+        }
+        close(fds[i]);
+    }
+}
+
+TEST_MAIN(TEST(bad_arguments), TEST(names), TEST(own_name), TEST(every_call),
+          TEST(large_values), TEST(many_keys), TEST(waits_do_not_block_others),
+          TEST(server_goes_away), TEST(program_order), TEST(calls_from_a_poll_function),
+          TEST(interrupted), TEST(wills), TEST(dead_process), TEST(forked_child),
+          TEST(tokens), TEST(bad_clients), TEST(greedy_client),
+          TEST(pipelined_requests), TEST(torch_barrier), TEST(client_before_server),
+          TEST(inherited_listener), TEST(something_else_listens))
