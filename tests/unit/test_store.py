@@ -552,6 +552,15 @@ def test_interrupted_queue_loses_nothing(store, alarm):
     assert store.queue_pop("q") == b"1"
 
 
+def test_interrupted_while_connecting(alarm):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(Interrupt):  # it accepts and says nothing
+            alarm(), dm.TCPStore("127.0.0.1", silent.getsockname()[1])
+        port = silent.getsockname()[1]
+    with pytest.raises(Interrupt):  # nobody is there
+        alarm(), dm.TCPStore("127.0.0.1", port)
+
+
 def test_signals_that_do_not_raise_go_by():
     seen = []
     before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
@@ -787,6 +796,62 @@ def test_departure_is_published():
             assert view.delete_key("departed/1") == departs
             view.delete_key("ready")
             view.delete_key("end")
+
+
+SERVE_WITH_FEW_DESCRIPTORS = """
+import resource, sys, devicemesh as dm
+soft, hard = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+with dm.StoreServer() as server:
+    print(server.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def server_with_few_descriptors(soft, hard):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE_WITH_FEW_DESCRIPTORS, str(soft), str(hard)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield int(process.stdout.readline())
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def test_more_clients_than_the_soft_limit():
+    with server_with_few_descriptors(32, 1000) as port:
+        stores = [dm.TCPStore("127.0.0.1", port, timeout=TIMEOUT) for _ in range(64)]
+        assert sum(store.add("n", 1) for store in stores) == 64 * 65 // 2
+        for store in stores:
+            store.close()
+
+
+def test_more_clients_than_descriptors():
+    """Those that find no place wait until others leave; nobody else notices."""
+    with server_with_few_descriptors(32, 32) as port:
+        first = dm.TCPStore("127.0.0.1", port, timeout=TIMEOUT)
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
+        first.set("a", "1")
+        for stranger in crowd:
+            stranger.close()
+        with dm.TCPStore("127.0.0.1", port, timeout=TIMEOUT) as second:
+            assert second.get("a") == b"1"
+        first.close()
+
+
+def test_ipv6():
+    try:
+        server = dm.StoreServer("::1")
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    for host in ("::1", "[::1]", "localhost"):
+        with dm.TCPStore(host, server.port, timeout=TIMEOUT) as store:
+            assert store.add("n", 1) > 0
+    server.close()
 
 
 # --- processes ----------------------------------------------------------------------------------
