@@ -1,5 +1,5 @@
 /* What the server does, without sockets: see dm_serve.h. */
-#include "store/dm_serve.h"
+#include "store/dm_serve_waits.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -7,309 +7,11 @@
 
 #include "base/dm_alloc.h"
 
-/* What a watch waits for at its entry. */
-typedef enum watch_kind {
-    WATCH_KEY,     /* a value or an item */
-    WATCH_UNLESS,  /* a value, which ends the wait badly */
-    WATCH_POP,     /* an item, to be taken */
-    WATCH_COUNT,   /* torch's barrier: the number in the key reaches the world */
-    WATCH_ARRIVAL, /* our barrier: as many watches as the world */
-} watch_kind;
-
-/* One session at one entry. In two lists: the entry's (double, in order of arrival)
- * and the session's. */
-struct dm_watch {
-    dm_session *session;
-    dm_kv *kv;
-    dm_kv_entry *entry;
-    watch_kind kind;
-    dm_watch *previous;
-    dm_watch *next;
-    dm_watch *next_of_session;
-};
-
 struct dm_will {
     dm_will *next;
     dm_bytes key;
     dm_bytes value;
 };
-
-/* --- answers ------------------------------------------------------------------------------ */
-
-size_t
-dm_session_pending(const dm_session *session)
-{
-    return session->out.size - session->out_sent;
-}
-
-void
-dm_session_sent(dm_session *session, size_t size)
-{
-    session->out_sent += size;
-    assert(session->out_sent <= session->out.size);
-    if (session->out_sent != session->out.size) {
-        return;
-    }
-    session->out_sent = 0;
-    session->out.size = 0;
-    if (session->out.capacity > DM_SERVE_OUT_MAX / 16) {
-        dm_wire_buffer_fini(&session->out);
-    }
-}
-
-bool
-dm_session_is_stalled(const dm_session *session)
-{
-    return session->waiting != 0 || session->asked != NULL ||
-           dm_session_pending(session) > DM_SERVE_OUT_MAX;
-}
-
-/* Puts the session on the list of those that the owner must look at. */
-static void
-wake(dm_session *session)
-{
-    if (session->is_woken) {
-        return;
-    }
-    dm_serve *serve = session->serve;
-    session->is_woken = true;
-    session->previous_woken = NULL;
-    session->next_woken = serve->woken;
-    if (serve->woken != NULL) {
-        serve->woken->previous_woken = session;
-    }
-    serve->woken = session;
-}
-
-static void
-unwake(dm_session *session)
-{
-    if (!session->is_woken) {
-        return;
-    }
-    session->is_woken = false;
-    if (session->previous_woken != NULL) {
-        session->previous_woken->next_woken = session->next_woken;
-    }
-    else {
-        session->serve->woken = session->next_woken;
-    }
-    if (session->next_woken != NULL) {
-        session->next_woken->previous_woken = session->previous_woken;
-    }
-}
-
-dm_session *
-dm_serve_next_woken(dm_serve *serve)
-{
-    dm_session *session = serve->woken;
-    if (session != NULL) {
-        unwake(session);
-    }
-    return session;
-}
-
-/* The value of a key, empty when there is none. */
-static dm_wire_slice
-value_of(const dm_serve *serve, dm_wire_slice key)
-{
-    const dm_kv_entry *entry = dm_kv_find(&serve->kv, key.data, key.size);
-    if (entry == NULL || !entry->has_value) {
-        return (dm_wire_slice){NULL, 0};
-    }
-    return (dm_wire_slice){entry->value.data, entry->value.size};
-}
-
-/* Answers with the values of the keys in `asked` as long as there is room in `out`. */
-static void
-send_values(dm_session *session)
-{
-    dm_wire_slice key;
-    while (session->asked != NULL && dm_session_pending(session) <= DM_SERVE_OUT_MAX) {
-        if (!dm_wire_next(&session->rest, &key)) {
-            dm_free(session->asked);
-            session->asked = NULL;
-            return;
-        }
-        dm_wire_slice value = value_of(session->serve, key);
-        dm_wire_put_bytes(&session->out, value.data, value.size);
-    }
-}
-
-/* Keeps the keys of a request whose values will be sent. */
-static dm_status
-ask(dm_session *session, dm_wire_slice items, dm_error *err)
-{
-    session->asked = dm_memdup(items.data, items.size);
-    if (session->asked == NULL) {
-        return dm_error_set_no_memory(err, "a list of keys");
-    }
-    session->rest = (dm_wire_slice){session->asked, items.size};
-    return DM_OK;
-}
-
-/* --- watches ------------------------------------------------------------------------------ */
-
-static dm_status
-watch(dm_session *session, dm_kv *kv, dm_wire_slice key, watch_kind kind, dm_error *err)
-{
-    dm_watch *self = dm_calloc(1, sizeof(*self));
-    dm_kv_entry *entry = self != NULL ? dm_kv_claim(kv, key.data, key.size) : NULL;
-    if (entry == NULL) {
-        dm_free(self);
-        return dm_error_set_no_memory(err, "a waiting client");
-    }
-    self->session = session;
-    self->kv = kv;
-    self->entry = entry;
-    self->kind = kind;
-    /* `previous` of the first is the last. */
-    dm_watch *first = entry->watcher;
-    if (first == NULL) {
-        entry->watcher = self;
-        self->previous = self;
-    }
-    else {
-        self->previous = first->previous;
-        first->previous->next = self;
-        first->previous = self;
-    }
-    entry->n_watchers++;
-    self->next_of_session = session->watches;
-    session->watches = self;
-    return DM_OK;
-}
-
-/* Takes a watch off its entry, which may vanish. It stays its session's, done with. */
-static void
-detach(dm_watch *self)
-{
-    dm_kv_entry *entry = self->entry;
-    dm_watch *first = entry->watcher;
-    if (self->next != NULL) {
-        self->next->previous = self->previous;
-    }
-    else {
-        first->previous = self->previous;
-    }
-    if (self == first) {
-        entry->watcher = self->next;
-    }
-    else {
-        self->previous->next = self->next;
-    }
-    entry->n_watchers--;
-    self->entry = NULL;
-    dm_kv_tidy(self->kv, entry);
-}
-
-/* Forgets what the session waits for. */
-static void
-stop_waiting(dm_session *session)
-{
-    while (session->watches != NULL) {
-        dm_watch *self = session->watches;
-        session->watches = self->next_of_session;
-        if (self->entry != NULL) {
-            detach(self);
-        }
-        dm_free(self);
-    }
-    session->waiting = 0;
-    session->missing = 0;
-}
-
-static void
-forget_asked(dm_session *session)
-{
-    dm_free(session->asked);
-    session->asked = NULL;
-}
-
-/* Everything it waited for is there. */
-static void
-complete(dm_session *session)
-{
-    stop_waiting(session);
-    dm_wire_put_u8(&session->out, DM_WIRE_OK); /* for WAIT and BARRIER the same byte */
-    send_values(session);
-    wake(session);
-}
-
-static void
-complete_gone(dm_session *session, const dm_bytes *value)
-{
-    stop_waiting(session);
-    dm_wire_put_u8(&session->out, DM_WIRE_GONE);
-    dm_wire_put_bytes(&session->out, value->data, value->size);
-    wake(session);
-}
-
-/* Answers with the first item of the queue; there is one. */
-static void
-complete_pop(dm_session *session, const dm_kv_entry *entry)
-{
-    dm_kv *kv = &session->serve->kv;
-    dm_bytes value;
-    stop_waiting(session);
-    bool taken = dm_kv_pop(kv, entry->key, entry->key_size, &value);
-    assert(taken);
-    (void)taken;
-    dm_wire_put_u8(&session->out, DM_WIRE_OK);
-    dm_wire_put_bytes(&session->out, value.data, value.size);
-    dm_bytes_free(&value);
-    wake(session);
-}
-
-/* One key that a session waits for has come. */
-static void
-key_has_come(dm_watch *self)
-{
-    dm_session *session = self->session;
-    detach(self);
-    if (--session->missing == 0) {
-        complete(session);
-    }
-}
-
-/* Tells those who watch a key that it has got a value. */
-static void
-value_has_come(dm_kv_entry *entry)
-{
-    dm_watch *self = entry->watcher;
-    while (self != NULL) {
-        if (self->kind == WATCH_KEY) {
-            key_has_come(self);
-        }
-        else if (self->kind == WATCH_UNLESS) {
-            complete_gone(self->session, &entry->value);
-        }
-        else {
-            self = self->next;
-            continue;
-        }
-        /* Any of the entry's watches may be gone now: from the start. The entry itself
-         * stays, it has a value. */
-        self = entry->watcher;
-    }
-}
-
-/* Gives a new item to the first who wants it. Who only waits for the key is told and
- * will come to take it; as in torch, one for each item. */
-static void
-item_has_come(dm_kv_entry *entry)
-{
-    dm_watch *self = entry->watcher;
-    while (self != NULL && self->kind != WATCH_KEY && self->kind != WATCH_POP) {
-        self = self->next;
-    }
-    if (self != NULL && self->kind == WATCH_KEY) {
-        key_has_come(self);
-    }
-    else if (self != NULL) {
-        complete_pop(self->session, entry);
-    }
-}
 
 /* --- requests: waiting -------------------------------------------------------------------- */
 
@@ -323,25 +25,25 @@ wait_for_keys(dm_session *session, const dm_wire_request *request, dm_error *err
     session->waiting = request->op;
     while (dm_wire_next(&items, &key)) {
         if (!dm_kv_is_there(dm_kv_find(kv, key.data, key.size))) {
-            DM_TRY(watch(session, kv, key, WATCH_KEY, err));
+            DM_TRY(dm_session_watch(session, kv, key, DM_WATCH_KEY, err));
             session->missing++;
         }
     }
     if (request->op == DM_WIRE_WAIT_GET) {
-        DM_TRY(ask(session, request->items, err));
+        DM_TRY(dm_session_ask(session, request->items, err));
     }
     if (session->missing == 0) {
-        complete(session);
+        dm_session_complete(session);
         return DM_OK;
     }
     items = request->unless;
     while (dm_wire_next(&items, &key)) {
         const dm_kv_entry *entry = dm_kv_find(kv, key.data, key.size);
         if (entry != NULL && entry->has_value) {
-            complete_gone(session, &entry->value);
+            dm_session_complete_gone(session, &entry->value);
             return DM_OK;
         }
-        DM_TRY(watch(session, kv, key, WATCH_UNLESS, err));
+        DM_TRY(dm_session_watch(session, kv, key, DM_WATCH_UNLESS, err));
     }
     return DM_OK;
 }
@@ -352,11 +54,11 @@ wait_for_item(dm_session *session, const dm_wire_request *request, dm_error *err
     dm_kv *kv = &session->serve->kv;
     const dm_kv_entry *entry = dm_kv_find(kv, request->key.data, request->key.size);
     if (entry != NULL && entry->items != 0) {
-        complete_pop(session, entry);
+        dm_session_complete_pop(session, entry);
         return DM_OK;
     }
     session->waiting = request->op;
-    return watch(session, kv, request->key, WATCH_POP, err);
+    return dm_session_watch(session, kv, request->key, DM_WATCH_POP, err);
 }
 
 /* Torch's: counts in the key for ever, so that it can be used once. */
@@ -367,19 +69,19 @@ wait_for_count(dm_session *session, const dm_wire_request *request, dm_error *er
     dm_kv_entry *entry;
     int64_t count;
     DM_TRY(dm_kv_add(kv, request->key.data, request->key.size, 1, &count, &entry, err));
-    value_has_come(entry);
+    dm_serve_value_has_come(entry);
     session->waiting = request->op;
     session->world = request->number;
     if (count < request->number) {
-        return watch(session, kv, request->key, WATCH_COUNT, err);
+        return dm_session_watch(session, kv, request->key, DM_WATCH_COUNT, err);
     }
-    complete(session);
+    dm_session_complete(session);
     dm_watch *self = entry->watcher;
     while (self != NULL) {
         dm_watch *next = self->next;
         /* A session that waits in a barrier has no other watch. */
-        if (self->kind == WATCH_COUNT && self->session->world <= count) {
-            complete(self->session);
+        if (self->kind == DM_WATCH_COUNT && self->session->world <= count) {
+            dm_session_complete(self->session);
         }
         self = next;
     }
@@ -393,14 +95,14 @@ wait_for_all(dm_session *session, const dm_wire_request *request, dm_error *err)
     dm_kv *barriers = &session->serve->barriers;
     session->waiting = request->op;
     session->world = request->number;
-    DM_TRY(watch(session, barriers, request->key, WATCH_ARRIVAL, err));
+    DM_TRY(dm_session_watch(session, barriers, request->key, DM_WATCH_ARRIVAL, err));
     dm_kv_entry *entry = session->watches->entry;
     if ((int64_t)entry->n_watchers < request->number) {
         return DM_OK;
     }
     /* The last one takes the entry with it. */
     for (size_t n = entry->n_watchers; n > 0; n--) {
-        complete(((dm_watch *)entry->watcher)->session);
+        dm_session_complete(((dm_watch *)entry->watcher)->session);
     }
     return DM_OK;
 }
@@ -409,8 +111,8 @@ static void
 cancel_wait(dm_session *session)
 {
     if (session->waiting != 0) {
-        stop_waiting(session);
-        forget_asked(session);
+        dm_session_stop_waiting(session);
+        dm_session_forget_asked(session);
     }
     dm_wire_put_u8(&session->out, DM_WIRE_CANCELLED);
 }
@@ -423,7 +125,7 @@ set_value(dm_serve *serve, dm_wire_slice key, dm_wire_slice value, dm_error *err
     dm_kv_entry *entry;
     DM_TRY(
         dm_kv_set(&serve->kv, key.data, key.size, value.data, value.size, &entry, err));
-    value_has_come(entry);
+    dm_serve_value_has_come(entry);
     return DM_OK;
 }
 
@@ -448,7 +150,7 @@ compare_set(dm_session *session, const dm_wire_request *request, dm_error *err)
                              &expected, &desired, &now, &entry, err));
     dm_wire_put_bytes(&session->out, now.data, now.size);
     if (entry != NULL) {
-        value_has_come(entry);
+        dm_serve_value_has_come(entry);
     }
     return DM_OK;
 }
@@ -481,7 +183,7 @@ add(dm_session *session, const dm_wire_request *request, dm_error *err)
         dm_wire_put_u8(&session->out, DM_WIRE_OK);
     }
     dm_wire_put_u64(&session->out, (uint64_t)sum);
-    value_has_come(entry);
+    dm_serve_value_has_come(entry);
     return DM_OK;
 }
 
@@ -500,7 +202,7 @@ append(dm_session *session, const dm_wire_request *request, dm_error *err)
     if (ours) {
         dm_wire_put_u8(&session->out, DM_WIRE_OK);
     }
-    value_has_come(entry);
+    dm_serve_value_has_come(entry);
     return DM_OK;
 }
 
@@ -539,7 +241,7 @@ queue_push(dm_session *session, const dm_wire_request *request, dm_error *err)
     dm_kv_entry *entry;
     DM_TRY(dm_kv_push(&session->serve->kv, request->key.data, request->key.size,
                       request->value.data, request->value.size, &entry, err));
-    item_has_come(entry);
+    dm_serve_item_has_come(entry);
     return DM_OK;
 }
 
@@ -723,12 +425,12 @@ handle(dm_session *session, const dm_wire_request *request, dm_error *err)
     case DM_WIRE_COMPARE_SET:
         return compare_set(session, request, err);
     case DM_WIRE_GET:
-        value = value_of(serve, key);
+        value = dm_serve_value_of(serve, key);
         dm_wire_put_bytes(out, value.data, value.size);
         return DM_OK;
     case DM_WIRE_MULTI_GET:
-        DM_TRY(ask(session, request->items, err));
-        send_values(session);
+        DM_TRY(dm_session_ask(session, request->items, err));
+        dm_session_send_values(session);
         return DM_OK;
     case DM_WIRE_ADD:
     case DM_WIRE_TRY_ADD:
@@ -789,7 +491,7 @@ dm_session_feed(dm_session *session, const char *data, size_t size, size_t *used
 {
     *used = 0;
     if (session->waiting == 0) {
-        send_values(session);
+        dm_session_send_values(session);
     }
     while (*used < size) {
         uint8_t op = (uint8_t)data[*used];
@@ -840,10 +542,10 @@ dm_session_init(dm_session *session, dm_serve *serve)
 void
 dm_session_fini(dm_session *session)
 {
-    stop_waiting(session);
-    forget_asked(session);
+    dm_session_stop_waiting(session);
+    dm_session_forget_asked(session);
     end_wills(session, true);
     count(session, false);
-    unwake(session);
+    dm_session_unwake(session);
     dm_wire_buffer_fini(&session->out);
 }

@@ -1,6 +1,6 @@
 /* Tests of the wire protocol's frames, and of the server's work without sockets.
  *
- * sources: base store/dm_wire.c store/dm_serve.c store/dm_kv.c store/dm_store.c
+ * sources: base store/dm_wire.c store/dm_serve.c store/dm_serve_waits.c store/dm_kv.c store/dm_store.c
  */
 #include "dm_test.h"
 
