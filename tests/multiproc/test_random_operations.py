@@ -274,6 +274,18 @@ def lines_along(place):
     return cube.transpose(others + along).reshape(-1, 2 ** len(place)).tolist()
 
 
+def open_all(group):
+    """All connections and threads that the group will ever have are there afterwards."""
+    group.barrier(async_op=True).wait()
+    others = [peer for peer in range(group.size()) if peer != group.rank()]
+    sent, received = np.zeros(1), np.zeros(len(others))
+    works = [group.isend(sent, peer) for peer in others]
+    works += [group.irecv(received[i : i + 1], peer) for i, peer in enumerate(others)]
+    for work in works:
+        work.wait()
+    group.barrier()
+
+
 @pytest.mark.ranks(8, timeout=max(100, OPERATIONS // 5))
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_random_operations(transport, rank, monkeypatch):
@@ -281,8 +293,8 @@ def test_random_operations(transport, rank, monkeypatch):
         monkeypatch.setenv("DEVICEMESH_TRANSPORT", "tcp")
     mesh = devicemesh.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=NAMES, timeout=600)
     run = Run(mesh, rank)
-    for group in run.groups.values():  # all connections and threads are there from now on
-        group.barrier(async_op=True).wait()
+    for group in run.groups.values():
+        open_all(group)
 
     generator = random.Random(SEED)
     windows = 5
