@@ -111,7 +111,7 @@ class Export:
         self.deleted = 0
         self.name = b"dltensor_versioned" if versioned else b"dltensor"
         self.managed = Versioned(*version) if versioned else Managed()
-        self._deleter = _Deleter(self._delete)
+        self._deleter = _Deleter(lambda pointer: self.delete(pointer))
         if deleter:
             self.managed.deleter = ctypes.cast(self._deleter, c_void_p)
         self.flags = fields.pop("flags", 0)
@@ -119,7 +119,8 @@ class Export:
             self.managed.flags = self.flags
         self.fill(self.managed.tensor, **fields)
 
-    def _delete(self, pointer):
+    def delete(self, pointer):
+        """The deleter; tests may put another one in its place."""
         assert pointer == self.address
         self.deleted += 1
 

@@ -372,14 +372,14 @@ def test_capsule_does_not_free_what_was_taken(group):
 def test_deleter_that_comes_back(group):
     """A deleter may run anything, the operation that it ends included."""
     exporter = Exporter(dlpack.arange("f4"))
-    delete = exporter.export._delete
+    delete = exporter.export.delete
 
     def again(pointer):
         delete(pointer)
         group.all_reduce(bytearray(4))
         work.wait()
 
-    exporter.export._delete = again
+    exporter.export.delete = again
     work = group.all_reduce(exporter, async_op=True)
     work.wait()
     assert exporter.export.deleted == 1
