@@ -55,6 +55,7 @@ bench: $(TORCH_VENV)/built $(TORCH_VENV)/test
 	$(TORCH_BIN)/python benchmarks/import_time.py --json build/bench/import_time.json
 	$(TORCH_BIN)/python benchmarks/bringup.py --json build/bench/bringup.json
 	$(TORCH_BIN)/python benchmarks/store.py --json build/bench/store.json
+	$(TORCH_BIN)/python benchmarks/reduce.py --json build/bench/reduce.json
 
 build: $(VENV)/built
 

@@ -1,21 +1,27 @@
 """Names of the reduce operations."""
 
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
 
 class PremulSum(str):
     """The op of `ReduceOp.premul_sum`: the name, with the factor beside it."""
 
     __slots__ = ("factor",)
 
-    def __new__(cls, factor):
+    factor: float
+
+    def __new__(cls, factor: SupportsFloat) -> PremulSum:
         """Args: factor: What this rank's elements are multiplied with, a float."""
         op = super().__new__(cls, ReduceOp.PREMUL_SUM)
         op.factor = float(factor)
         return op
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"ReduceOp.premul_sum({self.factor!r})"
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return PremulSum, (self.factor,)
 
 
@@ -59,7 +65,7 @@ class ReduceOp:
     PREMUL_SUM = "premul_sum"
 
     @staticmethod
-    def premul_sum(factor):
+    def premul_sum(factor: SupportsFloat) -> PremulSum:
         """A sum of what each rank has multiplied with its factor first.
 
         The product is rounded to the elements' type, then summed.

@@ -4,7 +4,8 @@
  * bytearray, mmap, ...), DLPack's C functions on its type (torch since 2.13), `__dlpack__`
  * (older torch, cupy, jax, ...), `__cuda_array_interface__`, `__array_interface__`.
  * An array is exported until it is released. Until then its memory lives even if nobody
- * else holds the object; exporters of the buffer protocol also refuse to resize it. What
+ * else holds the object; exporters of the buffer protocol also refuse to resize it (torch
+ * has no way to: resizing a storage that is in use is an error of the caller's). What
  * cannot be used (read-only, not contiguous, on another device, ...) is refused by the
  * export, with the argument's name and what was found.
  *
