@@ -29,8 +29,10 @@ def test_hello_mesh():
     ]
 
 
-def test_mesh_2x4_equals_training_in_one_process():
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_mesh_2x4_equals_training_in_one_process(transport, monkeypatch):
     pytest.importorskip("sklearn")
+    monkeypatch.setenv("DEVICEMESH_TRANSPORT", transport)
     out = run(*LAUNCHER, str(EXAMPLES / "mesh_2x4.py"))
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
     assert losses[-1] < losses[0] / 10
