@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsFloat
-
 
 class PremulSum(str):
     """The op of `ReduceOp.premul_sum`: the name, with the factor beside it."""
@@ -12,7 +10,7 @@ class PremulSum(str):
 
     factor: float
 
-    def __new__(cls, factor: SupportsFloat) -> PremulSum:
+    def __new__(cls, factor: float) -> PremulSum:
         """Args: factor: What this rank's elements are multiplied with, a float."""
         op = super().__new__(cls, ReduceOp.PREMUL_SUM)
         op.factor = float(factor)
@@ -21,7 +19,7 @@ class PremulSum(str):
     def __repr__(self) -> str:
         return f"ReduceOp.premul_sum({self.factor!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type, tuple[float]]:
         return PremulSum, (self.factor,)
 
 
@@ -65,7 +63,7 @@ class ReduceOp:
     PREMUL_SUM = "premul_sum"
 
     @staticmethod
-    def premul_sum(factor: SupportsFloat) -> PremulSum:
+    def premul_sum(factor: float) -> PremulSum:
         """A sum of what each rank has multiplied with its factor first.
 
         The product is rounded to the elements' type, then summed.
