@@ -23,12 +23,14 @@ from devicemesh._core import (
 )
 from devicemesh.device_mesh import DeviceMesh, init_device_mesh
 from devicemesh.distributed import device_mesh
+from devicemesh.distributed.coalesced import all_gather_coalesced, all_reduce_coalesced
 from devicemesh.distributed.collectives import (
     all_gather_into_tensor,
     all_gather_single,
     all_reduce,
     barrier,
     broadcast,
+    monitored_barrier,
     reduce_scatter_single,
     reduce_scatter_tensor,
     supports_complex,
@@ -75,6 +77,14 @@ from devicemesh.distributed.names import (
     is_ucc_available,
     is_xccl_available,
 )
+from devicemesh.distributed.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
 from devicemesh.distributed.state import GroupMember, default_pg_timeout, group
 from devicemesh.reduce_op import ReduceOp
 
@@ -103,18 +113,23 @@ __all__ = [
     "TCPStore",
     "Work",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
+    "all_gather_object",
     "all_gather_single",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
     "barrier",
     "batch_isend_irecv",
     "broadcast",
+    "broadcast_object_list",
     "default_pg_timeout",
     "destroy_process_group",
     "device_mesh",
     "gather",
+    "gather_object",
     "get_backend",
     "get_backend_config",
     "get_default_backend_for_device",
@@ -139,16 +154,20 @@ __all__ = [
     "is_ucc_available",
     "is_xccl_available",
     "isend",
+    "monitored_barrier",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "recv",
+    "recv_object_list",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
+    "scatter_object_list",
     "send",
+    "send_object_list",
     "split_group",
     "supports_complex",
 ]

@@ -97,3 +97,13 @@ def barrier(
         return pg.barrier(async_op)
     pg.barrier(async_op=True).wait(timeout)
     return None
+
+
+def monitored_barrier(
+    group: ProcessGroup | None = None, timeout=None, wait_all_ranks: bool = False
+):
+    """A barrier whose error names the ranks that did not come: the first of them, or all
+    with `wait_all_ranks`. `timeout` is in seconds or a timedelta; None for the group's."""
+    pg = state.member(group, "monitored_barrier")
+    if pg is not None:
+        pg.monitored_barrier(timeout, wait_all_ranks)

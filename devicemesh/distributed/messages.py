@@ -40,7 +40,7 @@ def recv(
     pg = state.member(group, "recv")
     if pg is None:
         return -1
-    return pg.ranks[pg.recv(tensor, _source(pg, src, group_src), tag)]
+    return pg.ranks[pg.recv(tensor, state.source(pg, src, group_src), tag)]
 
 
 def isend(
@@ -64,13 +64,7 @@ def irecv(
 ) -> Work | None:
     """As recv, without waiting: returns a Work, whose result() is the sender's group rank."""
     pg = state.member(group, "irecv")
-    return None if pg is None else pg.irecv(tensor, _source(pg, src, group_src), tag)
-
-
-def _source(pg: ProcessGroup, src: int | None, group_src: int | None) -> int | None:
-    if src is None and group_src is None:
-        return None
-    return state.peer(pg, src, group_src, "src")
+    return None if pg is None else pg.irecv(tensor, state.source(pg, src, group_src), tag)
 
 
 class P2POp:
@@ -126,8 +120,5 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
             raise ValueError(f"p2p_op_list must be a list of P2POp, {each!r} is in it")
         if each.group is not p2p_op_list[0].group:
             raise ValueError("the messages of p2p_op_list must be in one group")
-    works = []
-    for each in p2p_op_list:
-        start = each.group.isend if each.op is isend else each.group.irecv
-        works.append(start(each.tensor, each.group_peer, each.tag))
-    return works
+    messages = [(each.op.__name__, each.tensor, each.group_peer, each.tag) for each in p2p_op_list]
+    return p2p_op_list[0].group.batch_isend_irecv(messages)

@@ -146,3 +146,10 @@ def peer_or_0(
     if global_rank is None and group_rank is None:
         global_rank = 0
     return peer(group, global_rank, group_rank, name)
+
+
+def source(group: ProcessGroup, src: int | None, group_src: int | None) -> int | None:
+    """The group rank to receive from; None, from any, where neither is given."""
+    if src is None and group_src is None:
+        return None
+    return peer(group, src, group_src, "src")

@@ -175,6 +175,87 @@ def test_collectives(joined, rank, world_size, async_op):
     np.testing.assert_array_equal(got[:, 0], np.repeat(10.0 * np.arange(4) + rank, rank + 1))
 
 
+@pytest.mark.ranks(4)
+def test_objects(joined, rank):
+    """In a group whose group ranks are not the global ones."""
+    group = dist.new_group([3, 2, 1], sort_ranks=False)
+    if rank == 0:
+        return
+    mine = {"rank": rank, "padding": "x" * 100 * rank}
+    objects = [None] * 3
+    dist.all_gather_object(objects, mine, group=group)
+    assert [each["rank"] for each in objects] == [3, 2, 1]
+    for root in ({"src": 2}, {"group_src": 1}):
+        objects = [mine, rank]
+        dist.broadcast_object_list(objects, **root, group=group)
+        assert (objects[0]["rank"], objects[1]) == (2, 2)
+    objects = [None] * 3 if rank == 1 else None
+    dist.gather_object(mine, objects, dst=1, group=group)
+    assert rank != 1 or [each["rank"] for each in objects] == [3, 2, 1]
+    got = [None]
+    dist.scatter_object_list(got, ["for 3", "for 2", "for 1"], src=3, group=group)
+    assert got == [f"for {rank}"]
+    if rank == 3:
+        dist.send_object_list([mine, "second"], dst=1, group=group)
+    elif rank == 1:
+        objects = [None, None]
+        assert dist.recv_object_list(objects, group=group) == 3
+        assert objects == [{"rank": 3, "padding": "x" * 300}, "second"]
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_coalesced(joined, rank, async_op):
+    arrays = [np.full(length, rank + 1.0) for length in (1, 3, 1000)]
+    work = dist.all_reduce_coalesced(arrays, async_op=async_op)
+    if async_op:
+        assert work.wait()
+        assert work.is_completed()
+        assert work.exception() is work.result() is None
+    for array in arrays:
+        np.testing.assert_array_equal(array, 10)
+    outputs = [[np.empty(length) for _ in range(4)] for length in (1, 3)]
+    inputs = [np.full(length, float(rank)) for length in (1, 3)]
+    work = dist.all_gather_coalesced(outputs, inputs, async_op=async_op)
+    assert work.wait() if async_op else work is None
+    for each in outputs:
+        assert [array[-1] for array in each] == [0, 1, 2, 3]
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("length", [1, 1 << 20])
+def test_everybody_to_everybody(joined, rank, length):
+    """Sends before receives, one by one and as a batch."""
+    others = [other for other in range(4) if other != rank]
+    mine = np.full(length, rank, "u1")
+    for batch in (False, True):
+        got = {other: np.empty(length, "u1") for other in others}
+        if batch:
+            messages = [dist.P2POp(dist.isend, mine, other) for other in others]
+            messages += [dist.P2POp(dist.irecv, got[other], other) for other in others]
+            works = dist.batch_isend_irecv(messages)
+        else:
+            works = [dist.isend(mine, other) for other in others]
+            works += [dist.irecv(got[other], other) for other in others]
+        assert len(works) == 6
+        for work in works:
+            work.wait()
+        for other in others:
+            np.testing.assert_array_equal(got[other], other)
+
+
+@pytest.mark.ranks(4)
+def test_a_monitored_barrier(joined, rank):
+    dist.monitored_barrier(timeout=60)
+    store = devicemesh.default_world().store
+    if rank == 3:
+        store.wait(["gave up 0", "gave up 1", "gave up 2"])
+        return
+    with pytest.raises(devicemesh.DeviceMeshError, match="3" if rank == 0 else None):
+        dist.monitored_barrier(timeout=1, wait_all_ranks=True)
+    store.set(f"gave up {rank}", "")
+
+
 @pytest.mark.ranks(2)
 def test_a_barrier_that_times_out(joined, rank):
     store = devicemesh.default_world().store

@@ -42,17 +42,6 @@ LEFT_OUT = {
     },
     "deprecated in torch": {"reduce_op"},
     "for NCCL alone": {"shrink_group"},
-    "not there yet": {
-        "all_gather_coalesced",
-        "all_gather_object",
-        "all_reduce_coalesced",
-        "broadcast_object_list",
-        "gather_object",
-        "monitored_barrier",
-        "recv_object_list",
-        "scatter_object_list",
-        "send_object_list",
-    },
 }
 
 # Modules that torch.distributed happens to hold, and what it imports for its own use.

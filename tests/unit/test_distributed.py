@@ -190,6 +190,17 @@ def test_lists_only_where_they_belong(eight):
             call(np.ones(1), [np.ones(1)] * 8)  # rank 0 is the one
 
 
+def test_bad_lists(one):
+    with pytest.raises(TypeError, match="tensors must be a list, got ndarray"):
+        dist.all_reduce_coalesced(np.ones(1))
+    with pytest.raises(ValueError, match="equally long, they have 1 and 0 entries"):
+        dist.all_gather_coalesced([[np.ones(1)]], [])
+    with pytest.raises(ValueError, match="one entry for each of the 1 members, it has 2"):
+        dist.all_gather_object([None, None], 1)
+    with pytest.raises(ValueError, match="either dst or group_dst must be given"):
+        dist.send_object_list([1])
+
+
 def test_local_rank(monkeypatch):
     with pytest.raises(RuntimeError, match="LOCAL_RANK is not in the environment"):
         dist.get_node_local_rank()
@@ -261,6 +272,17 @@ def test_a_world_of_one(one):
     dist.all_to_all([out], [value])
     dist.all_to_all_single(out, value)
     dist.all_to_all_single(out, value, [3], [3])
+    dist.all_reduce_coalesced([value, out])
+    dist.all_gather_coalesced([[out]], [value])
+    dist.monitored_barrier(timeout=timedelta(seconds=60))
+    objects = [None]
+    dist.all_gather_object(objects, "a")
+    assert objects == ["a"]
+    dist.broadcast_object_list(objects)
+    dist.gather_object("b", objects)
+    assert objects == ["b"]
+    dist.scatter_object_list(objects, ["c"])
+    assert objects == ["c"]
     dist.barrier()
     dist.barrier(timeout=timedelta(seconds=60))
     assert dist.barrier(async_op=True).wait()
@@ -382,6 +404,15 @@ def test_outside(eight):
         ("reduce_scatter_tensor", 2, None),
         ("reduce_scatter_single", 2, None),
         ("barrier", 0, None),
+        ("monitored_barrier", 0, None),
+        ("all_reduce_coalesced", 1, None),
+        ("all_gather_coalesced", 2, None),
+        ("all_gather_object", 2, None),
+        ("broadcast_object_list", 1, None),
+        ("gather_object", 1, None),
+        ("scatter_object_list", 1, None),
+        ("send_object_list", 1, None),
+        ("recv_object_list", 1, -1),
         ("reduce", 1, None),
         ("all_gather", 2, None),
         ("gather", 1, None),
