@@ -1,7 +1,5 @@
 """Names of the reduce operations."""
 
-from __future__ import annotations
-
 
 class PremulSum(str):
     """The op of `ReduceOp.premul_sum`: the name, with the factor beside it."""
@@ -10,7 +8,7 @@ class PremulSum(str):
 
     factor: float
 
-    def __new__(cls, factor: float) -> PremulSum:
+    def __new__(cls, factor: float) -> "PremulSum":
         """Args: factor: What this rank's elements are multiplied with, a float."""
         op = super().__new__(cls, ReduceOp.PREMUL_SUM)
         op.factor = float(factor)
