@@ -166,6 +166,13 @@ class Pair:
             child.end()
 
 
+def rotated(items, n):
+    """Nobody comes always first, or always behind the same one."""
+    n %= len(items)
+    items = items[n:] + items[:n]
+    return items if n % 2 else items[::-1]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
@@ -179,8 +186,8 @@ def main():
         for i in range(options.rounds + 1):
             for operation in OPERATIONS:
                 calls = min(options.calls, 20) if operation == "connect" else options.calls
-                for name, pair in pairs.items():
-                    seconds = pair.measure(operation, calls)
+                for name in rotated(list(pairs), i):
+                    seconds = pairs[name].measure(operation, calls)
                     if i > 0:  # the first round warms up
                         times[operation][name].append(seconds)
     finally:
